@@ -246,6 +246,14 @@ class PostgresServer(ServerProcess):
         """Makes the server read `pg_hba.conf` and `postgresql.conf` in its data directory again."""
         self.send_signal(signal.SIGHUP)
 
+    def close(self) -> None:
+        """Stops at once and removes the folder, if that was made here."""
+        if self.running:
+            self.resume()
+            with contextlib.suppress(TimeoutError):
+                self.stop("immediate", 10)  # the postmaster reaps its children; kill9 could not
+        super().close()
+
     def dsn(self, dbname: str = "postgres", **params: object) -> str:
         """Over TCP, on 127.0.0.1."""
         return self._dsn("127.0.0.1", dbname, params)
