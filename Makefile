@@ -1,0 +1,40 @@
+# make demo    sets everything up, shows the relay at work
+# make test    sets everything up, runs linters and all tests; PG=15|16|17|18, ARGS="-k purge"
+# make bench   measures; make lint; make clean
+PYTHON ?= python3
+PG ?= 18
+ARGS ?=
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+
+.PHONY: demo test bench lint clean
+
+demo: .venv/demo.stamp
+	@$(BIN)/cdc-outbox demo $(ARGS)
+
+test: lint
+	@$(BIN)/pytest --pg $(PG) $(ARGS)
+
+bench: .venv/dev.stamp
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+lint: .venv/dev.stamp
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+clean:
+	@rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/pip.stamp: tests/setup.sh
+	@PYTHON="$(PYTHON)" sh tests/setup.sh
+	@touch $@
+
+.venv/demo.stamp: .venv/pip.stamp pyproject.toml
+	@$(PIP) -e '.[demo]'
+	@touch $@
+
+.venv/dev.stamp: .venv/pip.stamp pyproject.toml
+	@$(PIP) -e . --group dev
+	@touch $@
