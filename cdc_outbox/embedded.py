@@ -137,9 +137,7 @@ class ServerProcess:
         numbers = (os.getpid(), signum if self._die_with_parent else 0, uid, gid)
         return [sys.executable, "-I", "-S", "-c", _EXEC, *map(str, numbers), *map(str, args)]
 
-    def _spawn(
-        self, args: Sequence[str | Path], env: Mapping[str, str], death: signal.Signals
-    ) -> None:
+    def _spawn(self, args: Sequence[str | Path], env: Mapping[str, str], death: signal.Signals) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command(args, death),

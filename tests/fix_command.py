@@ -80,9 +80,7 @@ class Running:
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise AssertionError(
-                f"{self} still runs after {timeout:g} s:\n{self._tail()}"
-            ) from None
+            raise AssertionError(f"{self} still runs after {timeout:g} s:\n{self._tail()}") from None
 
     def terminate(self, timeout: float = 20) -> int:
         """SIGTERM; the exit code."""

@@ -55,9 +55,7 @@ class Database:
         with psycopg.connect(self.socket_dsn, autocommit=True) as connection:
             return connection.execute(query.encode(), params).fetchall()
 
-    def fetch_value(
-        self, query: str, params: Mapping[str, object] | tuple[object, ...] = ()
-    ) -> Any:
+    def fetch_value(self, query: str, params: Mapping[str, object] | tuple[object, ...] = ()) -> Any:
         """The only column of the only row."""
         ((value,),) = self.fetch(query, params)
         return value
@@ -83,8 +81,7 @@ class Database:
             connection.execute(sql.SQL("alter database {} allow_connections false").format(name))
             eventually(lambda: self._no_sessions(connection), 10, f"sessions on {self.name} ended")
             connection.execute(
-                "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
-                " where database = %s",
+                "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = %s",
                 (self.name,),
             )
             connection.execute(sql.SQL("drop database {}").format(name))
@@ -152,9 +149,7 @@ def new_database() -> Iterator[Callable[[PostgresServer], Database]]:
 
 
 @pytest.fixture
-def database(
-    postgres: PostgresServer, new_database: Callable[[PostgresServer], Database]
-) -> Database:
+def database(postgres: PostgresServer, new_database: Callable[[PostgresServer], Database]) -> Database:
     """A fresh database on the session's server."""
     return new_database(postgres)
 

@@ -7,9 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(
-    predicate: Callable[[], T], deadline_seconds: float = 10, message: str | None = None
-) -> T:
+def eventually(predicate: Callable[[], T], deadline_seconds: float = 10, message: str | None = None) -> T:
     """Polls until `predicate()` is true and returns its value; fails after the deadline.
 
     An exception of the predicate ends the wait: return something false to go on.

@@ -1,0 +1,3 @@
+from cdc_outbox.cli import main
+
+main()

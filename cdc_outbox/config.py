@@ -1,0 +1,133 @@
+"""What the operator asked for: frozen, checked whole, all problems told at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cdc_outbox.errors import ConfigError
+from cdc_outbox.event import ROLES, RecordFormat, legal_topic, topic_columns
+from cdc_outbox.kafka import unsafe_properties
+from cdc_outbox.lsn import parse_lsn
+
+SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
+LONGEST_IDENTIFIER_BYTES = 63
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?")
+
+
+def seconds(text: str) -> float:
+    """`500ms`, `10s`, `5m`, `7d`, or a bare number of seconds. Raises ValueError."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration such as 500ms, 10s or 5m")
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Durations are seconds; WAL positions are text until they are used."""
+
+    dsn: str = field(default="", repr=False)
+    table: str = "outbox"
+    slot: str = "cdc_outbox"
+    publication: str = "cdc_outbox"
+    bootstrap_servers: str = ""
+    topic: str = "outbox"
+    columns: Mapping[str, str] = field(default_factory=dict)
+    cloudevents: bool = False
+    source: str = "/cdc-outbox"
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    on_poison: str = "halt"
+    on_gap: str = "halt"
+    purge_every: float | None = 5.0
+    purge_batch: int = 5000
+    check_every: float = 60.0
+    shutdown_timeout: float = 10.0
+    no_wait: bool = False
+    until_caught_up: bool = False
+    endpos: str | None = None
+    metrics_address: str | None = "127.0.0.1:9187"
+
+    def record_format(self) -> RecordFormat:
+        return RecordFormat(self.topic, self.columns, self.cloudevents, self.source)
+
+
+def check(settings: Settings, *, streaming: bool = False) -> None:
+    """Raises ConfigError with every problem in it. `streaming`: the options of `stream` matter too."""
+    problems = list(_database_problems(settings))
+    if streaming:
+        problems += _stream_problems(settings)
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+def _database_problems(settings: Settings) -> list[str]:
+    problems = []
+    if not SLOT_NAME.fullmatch(settings.slot):
+        problems.append(
+            f"--slot {settings.slot!r}: a slot's name has 1 to 63 of the characters a-z, 0-9 and _"
+        )
+    for option, name in (("--publication", settings.publication), ("--table", settings.table)):
+        if not name or "\0" in name:
+            problems.append(f"{option}: a name is missing")
+    if len(settings.publication.encode()) > LONGEST_IDENTIFIER_BYTES:
+        problems.append(f"--publication: longer than {LONGEST_IDENTIFIER_BYTES} bytes")
+    if settings.purge_every is not None and settings.purge_every <= 0:
+        problems.append("--purge-every: give a duration above 0, or `off`")
+    if settings.purge_batch < 1:
+        problems.append("--purge-batch: give a number of rows, 1 or more")
+    return problems
+
+
+def _stream_problems(settings: Settings) -> list[str]:
+    problems = []
+    if not settings.bootstrap_servers.strip():
+        problems.append("--bootstrap-servers: no Kafka broker given (HOST:PORT[,HOST:PORT…])")
+    else:
+        problems += [
+            f"--bootstrap-servers {server!r}: write HOST:PORT"
+            for server in settings.bootstrap_servers.split(",")
+            if not _legal_server(server.strip())
+        ]
+    problems += _topic_problems(settings.topic)
+    unknown = [role for role in settings.columns if role not in ROLES]
+    problems += [f"--column {role}: no such role; there are {', '.join(ROLES)}" for role in unknown]
+    problems += [f"--column {role}: a name is missing" for role, name in settings.columns.items() if not name]
+    problems += unsafe_properties(settings.properties)
+    if settings.shutdown_timeout <= 0:
+        problems.append("--shutdown-timeout: give a duration above 0")
+    if settings.check_every <= 0:
+        problems.append("--check-every: give a duration above 0")
+    if settings.endpos is not None:
+        try:
+            parse_lsn(settings.endpos)
+        except ValueError as error:
+            problems.append(f"--endpos: {error}")
+        if settings.until_caught_up:
+            problems.append("--endpos and --until-caught-up: give one of them")
+    if settings.metrics_address is not None:
+        host, colon, port = settings.metrics_address.rpartition(":")
+        if not (host and colon and port.isdecimal() and int(port) < 65536):
+            problems.append(
+                f"--metrics-address {settings.metrics_address!r}: write HOST:PORT (port 0 to 65535), or `off`"
+            )
+    return problems
+
+
+def _legal_server(server: str) -> bool:
+    host, colon, port = server.rpartition(":")
+    if not colon or "]" in port:
+        return bool(server) and not server.endswith(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
+
+
+def _topic_problems(topic: str) -> list[str]:
+    try:
+        fields = topic_columns(topic)
+    except ValueError as error:
+        return [f"--topic {topic!r}: {error}"]
+    if not fields and not legal_topic(topic):
+        return [f"--topic {topic!r}: a topic's name has 1 to 249 of the characters a-z, A-Z, 0-9, . _ and -"]
+    return []

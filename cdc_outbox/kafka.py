@@ -1,0 +1,209 @@
+"""The only producer. Records go in; delivery reports come out of `poll`, in the same thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka.admin import AdminClient, ConfigResource
+
+from cdc_outbox.errors import ConfigError, DeliveryFailed, OutboxError, RecordRefused
+
+log = logging.getLogger("cdc_outbox.kafka")
+
+ProduceError = KafkaException
+DeliveryError = KafkaError
+FullQueue = BufferError
+"""What `produce` raises: the record cannot be sent (see `failure`); the queue is full, so poll and try it again."""
+
+Report = Callable[[KafkaError | None, Message], None]
+
+DEFAULTS: Mapping[str, str] = {
+    "acks": "all",
+    "enable.idempotence": "true",
+    # What Java clients use: equal keys meet on one partition whoever produced them.
+    "partitioner": "murmur2_random",
+    # Retried for ever: librdkafka would drop a record after 5 minutes of outage.
+    "message.timeout.ms": "0",
+    "compression.codec": "lz4",  # lowers the CPU of all threads together (measured): fewer bytes to send
+    "linger.ms": "5",
+    "batch.size": "1000000",
+    "queue.buffering.max.kbytes": "32768",
+    "queue.buffering.max.messages": "100000",
+    "topic.metadata.propagation.max.ms": "5000",
+    "reconnect.backoff.max.ms": "5000",
+    "client.id": "cdc-outbox",
+    "statistics.interval.ms": "0",
+}
+
+ONLY: Mapping[str, tuple[frozenset[str], str]] = {
+    "acks": (frozenset({"all", "-1"}), "a row is purged once Kafka has it for good"),
+    "request.required.acks": (frozenset({"all", "-1"}), "a row is purged once Kafka has it for good"),
+    "enable.idempotence": (frozenset({"true", "1"}), "without it a retry can reorder records"),
+    "partitioner": (
+        frozenset({"murmur2", "murmur2_random"}),
+        "equal keys must meet on one partition whoever produced them",
+    ),
+    "delivery.report.only.error": (frozenset({"false", "0"}), "the relay confirms by delivery reports"),
+    "queuing.strategy": (frozenset({"fifo"}), "order is kept"),
+    "enable.gapless.guarantee": (frozenset({"false", "0"}), "one record refused would end every later one"),
+}
+"""Properties that would break a promise, the values that would not, and the promise."""
+
+NEVER: Mapping[str, str] = {
+    "bootstrap.servers": "use --bootstrap-servers",
+    "metadata.broker.list": "use --bootstrap-servers",
+    "transactional.id": "the relay does not use Kafka's transactions",
+    "dr_cb": "it is a callback of the relay's own",
+    "dr_msg_cb": "it is a callback of the relay's own",
+    "on_delivery": "it is a callback of the relay's own",
+    "error_cb": "it is a callback of the relay's own",
+    "logger": "it is a callback of the relay's own",
+    "enable.background.events": "delivery reports run in the relay's own thread",
+}
+
+REFUSED_FOR_GOOD = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_RECORD,
+    }
+)
+"""Error codes by which Kafka says that this record will never do. Anything else is retried for ever, in order."""
+
+
+def unsafe_properties(properties: Mapping[str, str]) -> list[str]:
+    """One sentence for each property that would break a promise."""
+    problems = []
+    for name, value in properties.items():
+        plain = name.removeprefix("topic.") if name.startswith("topic.request.") else name
+        if plain in NEVER:
+            problems.append(f"-X {name}: not to be set, {NEVER[plain]}")
+        elif plain in ONLY and value.lower() not in ONLY[plain][0]:
+            allowed, promise = ONLY[plain]
+            problems.append(
+                f"-X {name}={value}: would break a promise ({promise}); allowed: {', '.join(sorted(allowed))}"
+            )
+    return problems
+
+
+class KafkaProducer:
+    """librdkafka's producer with the relay's settings. `poll` runs the delivery reports."""
+
+    def __init__(self, bootstrap_servers: str, properties: Mapping[str, str]) -> None:
+        """No connection is made yet. Raises ConfigError for a property or value that librdkafka does not take."""
+        self._quiet = _Quiet()
+        self.fatal: str | None = None
+        self.down = False
+        self._config = {**DEFAULTS, **properties, "bootstrap.servers": bootstrap_servers}
+        try:
+            self._producer = Producer({**self._config, "error_cb": self._error}, logger=self._quiet.logger)
+        except KafkaException as error:
+            raise ConfigError(f"-X: {_reason(error.args[0])}") from None
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"-X: {error}") from None
+        self.produce = self._producer.produce
+        """librdkafka's own, uncopied, since it is called once a row: (topic, value, key, partition, on_delivery,
+        timestamp, headers). Raises BufferError when the queue is full: poll, then try the same record again."""
+        self.poll = self._producer.poll
+
+    def __len__(self) -> int:
+        """Records not yet acknowledged, and reports not yet served."""
+        return len(self._producer)
+
+    def topic_error(self, topic: str, timeout: float) -> str | None:
+        """What is wrong with `topic`, or None: it is there, or no broker answered within `timeout` seconds."""
+        try:
+            metadata = self._producer.list_topics(topic, timeout=timeout)
+        except KafkaException as error:
+            log.warning("Kafka does not answer yet: %s", _reason(error.args[0]))
+            return None
+        found = metadata.topics.get(topic)
+        if found is None or found.error is None:
+            return None
+        code = found.error.code()
+        if code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION):
+            return str(found.error.str())
+        return None
+
+    @property
+    def own_size_limit(self) -> int:
+        """librdkafka refuses a larger record at `produce`; compression does not count."""
+        return int(self._config.get("message.max.bytes", 1_000_000))
+
+    def size_limit(self, topic: str) -> int | None:
+        """The topic's `max.message.bytes`, where the broker tells; asked only once something was refused."""
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        try:
+            entry = self._admin().describe_configs([resource], request_timeout=5)[resource].result(6)
+            return int(entry["max.message.bytes"].value)
+        except (KafkaException, KeyError, TypeError, ValueError, TimeoutError):
+            return None
+
+    def _admin(self) -> AdminClient:
+        producer_only = {*DEFAULTS} - {"client.id", "reconnect.backoff.max.ms"}
+        return AdminClient(
+            {name: value for name, value in self._config.items() if name not in producer_only},
+            logger=self._quiet.logger,
+        )
+
+    def close(self, seconds: float) -> None:
+        """Empty it, for at most `seconds`, and end it: nothing of it may arrive after what its successor sends."""
+        self._producer.flush(seconds)
+        self._producer.purge(in_queue=True, in_flight=True, blocking=True)
+        self._producer.flush(1)
+
+    def _error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self.fatal = _reason(error)
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self.down = True
+        self._quiet.say(_reason(error))
+
+
+def failure(error: KafkaError) -> OutboxError:
+    """What a failed delivery means: RecordRefused if this record will never do, else DeliveryFailed (try again).
+
+    Not by `retriable()`: it says False of a timeout (measured).
+    """
+    if error.code() in REFUSED_FOR_GOOD:
+        return RecordRefused(_reason(error))
+    return DeliveryFailed(f"Kafka did not take a record: {_reason(error)}")
+
+
+def _reason(error: KafkaError) -> str:
+    return f"{error.str()} ({error.name()})"
+
+
+class _Quiet(logging.Filter):
+    """librdkafka's log at a rate that people can read: a dead broker makes 700 lines a minute (measured).
+
+    Each kind of line is let through at once, then at intervals that double up to a minute.
+    """
+
+    LONGEST_SECONDS = 60.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logger = logging.Logger("librdkafka")
+        self.logger.parent = log
+        self.logger.addFilter(self)
+        self._next: dict[str, tuple[float, float]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.getMessage().split(" ", 1)[0]
+        return self._due(kind)
+
+    def say(self, reason: str) -> None:
+        if self._due(reason.split(":", 1)[0]):
+            log.warning("Kafka: %s", reason)
+
+    def _due(self, kind: str) -> bool:
+        now = time.monotonic()
+        due, interval = self._next.get(kind, (0.0, 1.0))
+        if now < due:
+            return False
+        self._next[kind] = (now + interval, min(2 * interval, self.LONGEST_SECONDS))
+        return True

@@ -1,0 +1,293 @@
+"""Messages of the stream become records in the producer's queue: the relay's hot path.
+
+A message that cannot be taken yet (its transaction is not visible, the producer's queue is full) is held and taken
+again later; nothing behind it is read meanwhile. That is all the back-pressure there is, and all that is needed:
+what is not read waits in Postgres's WAL.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from cdc_outbox.dead_letter import DeadLetter
+from cdc_outbox.errors import BatchRefused, OutboxError, ProtocolError, RecordRefused
+from cdc_outbox.event import Columns, Header, Layout, RecordFormat, UnsendableRow
+from cdc_outbox.inflight import InFlight, Transaction
+from cdc_outbox.kafka import DeliveryError, FullQueue, KafkaProducer, ProduceError, Report, failure
+from cdc_outbox.pgoutput import (
+    BEGIN,
+    COMMIT,
+    INSERT,
+    RELATION,
+    TRUNCATE,
+    Begin,
+    Relation,
+    check_ignored,
+    decode_begin,
+    decode_commit,
+    decode_insert,
+    decode_relation,
+)
+from cdc_outbox.visibility import VisibilityGate
+from cdc_outbox.walsender import (
+    POSTGRES_EPOCH_SECONDS,
+    XLOG_DATA,
+    XLOG_DATA_HEADER_BYTES,
+    decode_keepalive,
+)
+
+log = logging.getLogger("cdc_outbox.reader")
+
+BATCH = 1000
+"""Messages read before delivery reports are served: enough to make serving cheap, little against the queue."""
+ANY_PARTITION = -1
+_BODY = XLOG_DATA_HEADER_BYTES
+_RELATION_OID = slice(_BODY + 1, _BODY + 5)
+
+
+class Held(Enum):
+    """Why a message is held."""
+
+    NOT_VISIBLE = "its transaction is not visible to other sessions yet"
+    QUEUE_FULL = "the producer's queue is full"
+    ONE_BY_ONE = "the record before it is not acknowledged yet"
+
+
+class Reader:
+    """Takes messages from `receive`, in order; produces the rows of our table."""
+
+    def __init__(
+        self,
+        receive: Callable[[], bytes | None],
+        producer: KafkaProducer,
+        ledger: InFlight,
+        gate: VisibilityGate,
+        record_format: RecordFormat,
+        *,
+        is_ours: Callable[[Relation], bool],
+        set_aside: Callable[[Transaction, DeadLetter], None],
+        suspect: int = 0,
+        endpos: int | None = None,
+    ) -> None:
+        """`is_ours` knows our table; `set_aside` takes a row that Kafka will never take.
+
+        `suspect`: the final_lsn of a transaction in which Kafka refused a batch; its rows are sent one by one, so
+        that the refusal names one row. `endpos`: no transaction that commits at or after it is read.
+        """
+        self._receive = receive
+        self._producer = producer
+        self._produce = producer.produce
+        self._ledger = ledger
+        self._gate = gate
+        self._format = record_format
+        self._is_ours = is_ours
+        self._set_aside = set_aside
+        self._suspect = suspect
+        self._endpos = endpos
+        self._layouts: dict[bytes, Layout | None] = {}
+        self._message: bytes | None = None
+        self.held: Held | None = None
+        """Why the next message is being held, if it is."""
+        self.failure: OutboxError | None = None
+        """The first delivery that failed; the session ends with it."""
+        self.failures = {"refused": 0, "failed": 0}
+        self.at_end = False
+        """Everything below `endpos` has been read."""
+        self.received_lsn = 0
+        self.reply_requested = False
+        self.heard = False
+        """Something came from the server."""
+        # Of the transaction being read:
+        self.xid = 0
+        self._transaction = Transaction(0)
+        self._ready = False
+        self._shared: list[Header] = []
+        self._timestamp = 0
+        self._report: Report = self._report_for(self._transaction)
+        self._row: _Row | None = None
+
+    def read(self, *, only_finish: bool) -> bool:
+        """Take up to BATCH messages; False once nothing more can be taken at present.
+
+        `only_finish`: stop where the transaction being read ends.
+        """
+        receive, ledger = self._receive, self._ledger
+        for _ in range(BATCH):
+            if self.failure is not None or self.at_end or (only_finish and ledger.open is None):
+                return False
+            message = self._message
+            if message is None:
+                message = receive()
+                if message is None:
+                    return False
+                self.heard = True
+            if message[0] != XLOG_DATA:
+                self._take_keepalive(message)  # raises if it is none
+            elif not self._take(message):
+                self._message = message
+                return False
+            self._message = self.held = None
+        return True
+
+    def _take(self, message: bytes) -> bool:
+        """False if the message must be held."""
+        if len(message) <= _BODY:
+            raise ProtocolError("XLogData without a message")
+        kind = message[_BODY]
+        if kind == INSERT:
+            return self._take_insert(message)
+        if kind == BEGIN:
+            begin = decode_begin(message, _BODY)
+            if self._endpos is not None and begin.final_lsn >= self._endpos:
+                self.at_end = True
+                return False
+            self._begin(begin)
+        elif kind == COMMIT:
+            commit = decode_commit(message, _BODY)
+            self._ledger.commit(commit.commit_lsn, commit.end_lsn)
+            self._ready = False
+            self.received_lsn = max(self.received_lsn, commit.end_lsn)
+        elif kind == RELATION:
+            self._take_relation(message)
+        else:
+            check_ignored(message, _BODY)
+            if kind == TRUNCATE:
+                log.info("the table was truncated; rows that were committed before are relayed all the same")
+        return True
+
+    def _begin(self, begin: Begin) -> None:
+        transaction = self._ledger.begin(begin.final_lsn, begin.commit_time)
+        self.xid = begin.xid
+        self._transaction = transaction
+        self._ready = False
+        self._timestamp = POSTGRES_EPOCH_SECONDS * 1000 + begin.commit_time // 1000
+        self._report = self._report_for(transaction)
+
+    def _report_for(self, transaction: Transaction) -> Report:
+        """The delivery report of every row of one transaction; called once a row, so it does one thing."""
+
+        def report(error: DeliveryError | None, _: object) -> None:
+            if error is None:
+                transaction.unacknowledged -= 1
+            else:
+                self._not_delivered(transaction, error)
+
+        return report
+
+    def _take_insert(self, message: bytes) -> bool:
+        """Once a row. Everything that holds for a whole transaction is done in `_make_ready`."""
+        try:
+            layout = self._layouts[message[_RELATION_OID]]
+        except KeyError:
+            raise ProtocolError("Insert before its Relation") from None
+        if layout is None:
+            return True  # a row of another table
+        if not self._ready and not self._make_ready(layout):
+            return False
+        transaction = self._transaction
+        columns = decode_insert(message, layout.column_count, _BODY)
+        topic = None
+        try:
+            topic, key, value, headers = layout.record(columns, self._shared)
+            self._produce(topic, value, key, ANY_PARTITION, self._report, self._timestamp, headers)
+        except FullQueue:
+            self.held = Held.QUEUE_FULL
+            return False
+        except (UnsendableRow, ProduceError) as error:
+            if not self._not_produced(_Row(transaction, layout, columns, topic, transaction.rows), error):
+                return False
+        if transaction.final_lsn == self._suspect:
+            self._row = _Row(transaction, layout, columns, topic, transaction.rows)
+        transaction.rows += 1
+        transaction.unacknowledged += 1
+        transaction.bytes += len(message)
+        return True
+
+    def _make_ready(self, layout: Layout) -> bool:
+        """Before a transaction's first row, and its first after a new Relation: may its rows go, and with what?"""
+        transaction = self._ledger.open
+        if transaction is None:
+            raise ProtocolError("Insert outside a transaction")
+        if not self._gate.visible(self.xid):
+            self.held = Held.NOT_VISIBLE
+            return False
+        one_by_one = transaction.final_lsn == self._suspect
+        if (one_by_one and (transaction.unacknowledged or self._ledger.oldest is not transaction)) or (
+            self._row is not None and self._row.transaction.unacknowledged
+        ):
+            self.held = Held.ONE_BY_ONE
+            return False
+        self._shared = layout.transaction_headers(transaction.final_lsn, transaction.commit_time)
+        self._ready = not one_by_one
+        return True
+
+    def _take_relation(self, message: bytes) -> None:
+        relation = decode_relation(message, _BODY)
+        ours = self._is_ours(relation)
+        self._layouts[message[_RELATION_OID]] = Layout(relation, self._format) if ours else None
+        self._ready = False
+
+    def _take_keepalive(self, message: bytes) -> None:
+        keepalive = decode_keepalive(message)
+        self._ledger.keepalive(keepalive.wal_end)
+        self.received_lsn = max(self.received_lsn, keepalive.wal_end)
+        self.reply_requested |= keepalive.reply_requested
+        if self._endpos is not None and keepalive.wal_end >= self._endpos and not self._ledger.open:
+            self.at_end = True
+
+    def _not_produced(self, row: _Row, error: UnsendableRow | ProduceError) -> bool:
+        """A row that the producer did not take; False if it is to be tried again, in a new session."""
+        if isinstance(error, UnsendableRow):
+            self._dead(row, str(error), None)
+            return True
+        why = failure(error.args[0])
+        if not isinstance(why, RecordRefused):
+            self.failure = why
+            return False
+        self._dead(row, f"{why} by this client's message.max.bytes", self._producer.own_size_limit)
+        return True
+
+    def _not_delivered(self, transaction: Transaction, error: DeliveryError) -> None:
+        """A delivery report that says no."""
+        why = failure(error)
+        if not isinstance(why, RecordRefused):
+            self.failures["failed"] += 1
+            self.failure = self.failure or why
+        elif self._row is not None and transaction is self._row.transaction:
+            limit = self._producer.size_limit(self._row.topic or "")
+            self._dead(self._row, f"{why} by the topic's max.message.bytes", limit)
+        else:
+            # It stood in a batch, and Kafka refuses whole batches: find out which row it was.
+            self.failures["refused"] += 1
+            self.failure = self.failure or BatchRefused(transaction.final_lsn, str(why))
+
+    def _dead(self, row: _Row, error: str, limit: int | None) -> None:
+        self.failures["refused"] += 1
+        self._set_aside(
+            row.transaction,
+            DeadLetter(
+                commit_lsn=row.transaction.final_lsn,
+                ordinal=row.ordinal,
+                row_id=row.layout.row_id(row.columns),
+                task=row.layout.task(row.columns),
+                row=row.layout.as_json(row.columns),
+                topic=row.topic,
+                error=error,
+                size=row.layout.size(row.columns),
+                size_limit=limit,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row that is, or may turn out to be, one that Kafka will never take."""
+
+    transaction: Transaction
+    layout: Layout
+    columns: Columns
+    topic: str | None
+    ordinal: int

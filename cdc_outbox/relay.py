@@ -1,0 +1,133 @@
+"""Crash-only: whatever fails in a session, the next one is built from the slot. There is no other recovery path."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from cdc_outbox.backoff import Backoff
+from cdc_outbox.config import Settings
+from cdc_outbox.errors import (
+    BatchRefused,
+    DeliveryFailed,
+    GapError,
+    OutboxError,
+    PreconditionError,
+    SlotInUse,
+    Stopped,
+)
+from cdc_outbox.event import topic_columns
+from cdc_outbox.kafka import KafkaProducer
+from cdc_outbox.metrics import Figures
+from cdc_outbox.query import complete_conninfo, server_is_starting
+from cdc_outbox.session import Session
+from cdc_outbox.wakeup import Wakeup
+
+log = logging.getLogger("cdc_outbox.relay")
+
+RESTART_SECONDS = (0.1, 5.0)
+"""Back-off between sessions: streaming resumes well within 10 s of what it waited for."""
+CLOSE_SECONDS = 2.0
+TOPIC_SECONDS = 5.0
+
+
+class Relay:
+    """Runs sessions until one ends well, or fails in a way that only an operator can mend."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        wakeup: Wakeup,
+        figures: Figures,
+        *,
+        relayed: Callable[[], None] = lambda: None,
+        recover: Callable[[], None] | None = None,
+    ) -> None:
+        """`relayed` is called after each confirmation; `recover` does what `init-slot` would (--on-gap recover).
+
+        Raises ConfigError for options that libpq or librdkafka do not take, before anything is touched.
+        """
+        self.settings = settings
+        self.wakeup = wakeup
+        self.figures = figures
+        self.relayed = relayed
+        self.recover = recover
+        self.conninfo = complete_conninfo(settings.dsn)
+        self.suspect = 0
+        self.started = False
+        self._session: Session | None = None
+        self._new_producer().close(0)
+
+    def fail(self, error: OutboxError) -> None:
+        """Drain, then end the session with `error`; for other threads. Between sessions there is nothing to end:
+        the next one finds out for itself."""
+        if self._session is not None:
+            self._session.halt = error
+            self.wakeup.nudge()
+
+    def run(self) -> None:
+        """Returns after a drain or a stop. Raises the OutboxError that ended it."""
+        backoff = Backoff(*RESTART_SECONDS)
+        while not self.wakeup.stop_requested:
+            try:
+                self._run_session(backoff)
+                break
+            except Stopped:
+                break
+            except OutboxError as error:
+                self.figures.state = "failed"
+                self._after(error, backoff)
+        self.figures.state = "stopped"
+
+    def _run_session(self, backoff: Backoff) -> None:
+        producer = self._new_producer()
+        session = self._session = Session(
+            self.settings,
+            self.conninfo,
+            self.wakeup,
+            self.figures,
+            producer,
+            suspect=self.suspect,
+            relayed=self.relayed,
+        )
+        try:
+            if not self.started:
+                self._check_topic(producer)
+            session.open()
+            self.started = True
+            backoff.reset()
+            session.run()
+        finally:
+            self._session = None
+            self.figures.streaming = False
+            session.close()
+            # Emptied and gone before the next one starts: nothing late arrives behind what that one sends.
+            producer.close(0.0 if self.wakeup.stop_requested else CLOSE_SECONDS)
+        if session.halt is not None:
+            raise session.halt
+
+    def _new_producer(self) -> KafkaProducer:
+        return KafkaProducer(self.settings.bootstrap_servers, self.settings.properties)
+
+    def _check_topic(self, producer: KafkaProducer) -> None:
+        """A topic that is missing at the start is an operator's slip; one that goes missing later is waited for."""
+        topic = self.settings.topic
+        if not topic_columns(topic) and (why := producer.topic_error(topic, TOPIC_SECONDS)):
+            raise PreconditionError(f"topic {topic}: {why}", "create it, or name another with --topic")
+
+    def _after(self, error: OutboxError, backoff: Backoff) -> None:
+        """Mend, wait, or raise `error`."""
+        if isinstance(error, GapError) and self.recover is not None:
+            log.warning("%s; recovering, as --on-gap recover says", error)
+            self.recover()
+            return
+        if not error.retry or (isinstance(error, SlotInUse) and self.settings.no_wait):
+            raise error
+        if not self.started and not server_is_starting(self.conninfo):
+            raise error  # fail fast on first contact, be patient afterwards
+        if isinstance(error, BatchRefused):
+            self.suspect = error.final_lsn
+        self.figures.reconnects["kafka" if isinstance(error, DeliveryFailed) else "postgres"] += 1
+        wait = backoff.next(jitter=True)
+        log.warning("%s; starting over from the slot in %.1f s", error, wait)
+        self.wakeup.wait((), wait)
