@@ -26,7 +26,7 @@ log = logging.getLogger("cdc_outbox")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
     """`500ms`, `10s`, `5m`; with `off=True` the word `off` too, which is None."""
 
     name = "duration"
@@ -119,14 +119,10 @@ common = grouped(
         show_default="libpq's PG* variables",
         help="Postgres, as a URI or key=value pairs.",
     ),
-    option(
-        "--table", default="outbox", help="The outbox table, with its schema if it is not in the search_path."
-    ),
+    option("--table", default="outbox", help="The outbox table, with its schema if it is not in the search_path."),
     option("--slot", default="cdc_outbox", help="The replication slot."),
     option("--publication", default="cdc_outbox", help="The publication."),
-    option(
-        "--log-format", type=click.Choice(["text", "json"]), default="text", help="What log lines look like."
-    ),
+    option("--log-format", type=click.Choice(["text", "json"]), default="text", help="What log lines look like."),
     option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
@@ -204,9 +200,7 @@ def drop_slot(yes: bool, **given: Any) -> None:
             return
     with Wakeup() as wakeup:
         drop(settings, wakeup)
-    click.echo(
-        f"slot {settings.slot} dropped; `cdc-outbox init-slot` makes a new one and sends what is in the table"
-    )
+    click.echo(f"slot {settings.slot} dropped; `cdc-outbox init-slot` makes a new one and sends what is in the table")
 
 
 @cli.command()
@@ -303,9 +297,7 @@ def stream(record_format: str, **given: Any) -> None:
             log.info("metrics on port %d", server.port)
         purging = None
         if settings.purge_every is not None:
-            purging = PurgeThread(
-                lambda own: new_purge(settings, own), settings.purge_every, figures, relay.fail
-            )
+            purging = PurgeThread(lambda own: new_purge(settings, own), settings.purge_every, figures, relay.fail)
             relay.relayed = purging.relayed
         try:
             relay.run()
@@ -331,9 +323,7 @@ def purge(every: float | None, dry_run: bool, **given: Any) -> None:
             while not wakeup.stop_requested:
                 done = purging.round(dry_run=dry_run)
                 verb = "would be purged" if dry_run else "purged"
-                click.echo(
-                    f"{done.deleted} rows {verb}" + ("" if done.reached else "; the slot is not there yet")
-                )
+                click.echo(f"{done.deleted} rows {verb}" + ("" if done.reached else "; the slot is not there yet"))
                 if every is None:
                     if done.left and done.deleted and not dry_run:
                         continue
@@ -375,9 +365,7 @@ def database_settings(given: dict[str, Any], *, streaming: bool = False) -> Sett
     return settings
 
 
-ALL_OPTIONS = {
-    parameter.name for command in cli.commands.values() for parameter in command.params if parameter.name
-}
+ALL_OPTIONS = {parameter.name for command in cli.commands.values() for parameter in command.params if parameter.name}
 
 
 def fail(error: OutboxError) -> NoReturn:

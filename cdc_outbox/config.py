@@ -66,9 +66,7 @@ def check(settings: Settings, *, streaming: bool = False) -> None:
 def _database_problems(settings: Settings) -> list[str]:
     problems = []
     if not SLOT_NAME.fullmatch(settings.slot):
-        problems.append(
-            f"--slot {settings.slot!r}: a slot's name has 1 to 63 of the characters a-z, 0-9 and _"
-        )
+        problems.append(f"--slot {settings.slot!r}: a slot's name has 1 to 63 of the characters a-z, 0-9 and _")
     for option, name in (("--publication", settings.publication), ("--table", settings.table)):
         if not name or "\0" in name:
             problems.append(f"{option}: a name is missing")

@@ -105,9 +105,7 @@ class Confirmation:
             self._status(position, time.monotonic(), reply_requested=False)
             self._on_confirmed(position)
 
-        self._queries.ask(
-            self._store, [self._objects.slot, format_lsn(position)], stored, "storing the checkpoint"
-        )
+        self._queries.ask(self._store, [self._objects.slot, format_lsn(position)], stored, "storing the checkpoint")
         return float("inf")
 
     def _pursue(self, received: int, now: float) -> float:
@@ -125,7 +123,5 @@ class Confirmation:
         return self._ask_due
 
     def _status(self, received: int, now: float, *, reply_requested: bool) -> None:
-        self._replication.send_status(
-            max(received, self.confirmed), self.confirmed, reply_requested=reply_requested
-        )
+        self._replication.send_status(max(received, self.confirmed), self.confirmed, reply_requested=reply_requested)
         self.status_due = now + self._status_seconds

@@ -84,9 +84,7 @@ class Layout:
         self.names = [column.name for column in relation.columns]
         self.column_count = len(relation.columns)
         mapped = record_format.columns or {}
-        wanted = [
-            record_format.column(role) for role in ROLES if role in mapped or role not in OPTIONAL_ROLES
-        ]
+        wanted = [record_format.column(role) for role in ROLES if role in mapped or role not in OPTIONAL_ROLES]
         fields = topic_columns(record_format.topic)
         # {task} means the column that plays the task, whatever it is called; any other name is a column's own.
         fields = [record_format.column(field) if field in ROLES else field for field in fields]
@@ -121,9 +119,7 @@ class Layout:
             ("content-type", b"application/octet-stream" if self._args_is_bytea else b"application/json"),
         ]
 
-    def record(
-        self, columns: Columns, shared: list[Header]
-    ) -> tuple[str, bytes | None, bytes | None, list[Header]]:
+    def record(self, columns: Columns, shared: list[Header]) -> tuple[str, bytes | None, bytes | None, list[Header]]:
         """(topic, key, value, headers) of one row. Raises UnsendableRow."""
         task = columns[self._task]
         key = task

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
-from confluent_kafka.admin import AdminClient, ConfigResource
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # not in its __all__
 
 from cdc_outbox.errors import ConfigError, DeliveryFailed, OutboxError, RecordRefused
 
@@ -105,7 +105,7 @@ class KafkaProducer:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"-X: {error}") from None
         self.produce = self._producer.produce
-        """librdkafka's own, uncopied, since it is called once a row: (topic, value, key, partition, on_delivery,
+        """librdkafka's own, uncopied, since it is called once a row: (topic, value, key, partition, callback, None,
         timestamp, headers). Raises BufferError when the queue is full: poll, then try the same record again."""
         self.poll = self._producer.poll
 

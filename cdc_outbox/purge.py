@@ -47,9 +47,7 @@ class Round:
 class Purge:
     """Two connections: one holds the snapshot, the other sees the present."""
 
-    def __init__(
-        self, conninfo: str, wakeup: Wakeup, *, table: str, slot: str, publication: str, batch: int
-    ) -> None:
+    def __init__(self, conninfo: str, wakeup: Wakeup, *, table: str, slot: str, publication: str, batch: int) -> None:
         """Raises ConnectionLost, PreconditionError."""
         self._wakeup = wakeup
         self._batch = batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -42,19 +43,19 @@ def complete_conninfo(dsn: str) -> str:
     libpq's own message would quote a password."""
     try:
         given = conninfo_to_dict(dsn)
-        return make_conninfo(**{**CONNECTION_DEFAULTS, **given})
+        return make_conninfo(**{**CONNECTION_DEFAULTS, **given})  # type: ignore[arg-type]  # psycopg's own dict
     except psycopg.Error:
         raise ConfigError(
             "the DSN cannot be parsed", "write postgresql://USER@HOST:PORT/DATABASE, or key=value pairs"
         ) from None
 
 
-def connection_lost(doing: str, pgconn: pq.PGconn | None, error: object = None) -> ConnectionLost:
+def connection_lost(doing: str, pgconn: pq.abc.PGconn | None, error: object = None) -> ConnectionLost:
     said = pgconn.get_error_message() if pgconn is not None else ""
     return ConnectionLost(f"{doing}: {one_line(said or str(error or 'connection closed'))}")
 
 
-def open_connection(conninfo: str, wakeup: Wakeup) -> pq.PGconn:
+def open_connection(conninfo: str, wakeup: Wakeup) -> pq.abc.PGconn:
     """Connect without blocking signals. Raises ConnectionLost (libpq's own line: host and user, never a password)
     or Stopped."""
     failure = ConnectionLost("connecting to Postgres: no host given")
@@ -76,10 +77,10 @@ def _one_host_each(conninfo: str) -> Iterator[str]:
             for name, values in lists.items()
             if len(values) == 1 or index < len(values)
         }
-        yield make_conninfo(**{**given, **one})
+        yield make_conninfo(**{**given, **one})  # type: ignore[arg-type]  # psycopg's own dict
 
 
-def _open_connection(conninfo: str, wakeup: Wakeup) -> pq.PGconn:
+def _open_connection(conninfo: str, wakeup: Wakeup) -> pq.abc.PGconn:
     pgconn = pq.PGconn.connect_start(conninfo.encode())
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
@@ -159,6 +160,7 @@ class Queries:
         parameters: Sequence[object],
         answered: Callable[[list[Row]], None],
         doing: str,
+        seconds: float = ANSWER_SECONDS,
     ) -> None:
         """Send `query` when its turn comes. Parameters are `$1`, `$2`, …"""
         values = tuple(None if value is None else str(value).encode() for value in parameters)
@@ -184,10 +186,8 @@ class Queries:
 
     def cancel(self) -> None:
         """Ask the server to give up what it is doing for us. Never raises."""
-        try:
+        with contextlib.suppress(psycopg.Error):  # the connection is closed next, which ends it too
             self._pgconn.get_cancel().cancel()
-        except psycopg.Error:
-            pass  # the connection is closed next, which ends it too
 
     def wait(self, seconds: float = ANSWER_SECONDS) -> None:
         """Wait for something to arrive, and take it. Raises as `service` does."""

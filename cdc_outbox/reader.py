@@ -192,7 +192,7 @@ class Reader:
         topic = None
         try:
             topic, key, value, headers = layout.record(columns, self._shared)
-            self._produce(topic, value, key, ANY_PARTITION, self._report, self._timestamp, headers)
+            self._produce(topic, value, key, ANY_PARTITION, self._report, None, self._timestamp, headers)
         except FullQueue:
             self.held = Held.QUEUE_FULL
             return False

@@ -78,9 +78,7 @@ class Replication:
     def send_status(self, written: int, flushed: int, *, reply_requested: bool = False) -> None:
         """Queue a status update; `flush` is retried by `interest` and the next call if the socket is full."""
         try:
-            self._pgconn.put_copy_data(
-                encode_status_update(written, flushed, reply_requested=reply_requested)
-            )
+            self._pgconn.put_copy_data(encode_status_update(written, flushed, reply_requested=reply_requested))
         except psycopg.Error as error:
             raise connection_lost("replication", self._pgconn, error) from None
         self.flush()

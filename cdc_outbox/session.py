@@ -178,9 +178,7 @@ class Session:
         rows = self.queries.call("select pg_current_wal_insert_lsn()", doing="reading the WAL position")
         position = parse_lsn(rows[0][0] or "")
         # Its commit flushes the WAL up to there, so that an idle server gets there too.
-        self.queries.call(
-            "select pg_notify($1, $2)", [self.settings.slot, format_lsn(position)], doing="notifying"
-        )
+        self.queries.call("select pg_notify($1, $2)", [self.settings.slot, format_lsn(position)], doing="notifying")
         return position
 
     # -- the loop -----------------------------------------------------------------------------------------------
@@ -196,7 +194,7 @@ class Session:
         self._check_due = now + self.settings.check_every
         self._checked_at = 0
         self._drain_deadline: float | None = None
-        while not self._drained():
+        while True:
             now = time.monotonic()
             more = self.reader.read(only_finish=self._draining(now))
             self.producer.poll(0)
@@ -205,6 +203,8 @@ class Session:
             self._raise_failures()
             self._check_coverage(now)
             due = min(self._pass_gate(now), self._check_alive(now), self._confirm(now))
+            if self._drained():
+                return
             if not more:
                 self._wait(due)
 
@@ -242,9 +242,7 @@ class Session:
             self._reports.reset()
         oldest = self.ledger.oldest
         pending = oldest is not None and (oldest.rows or oldest is self.ledger.open)
-        figures.pending_since = (
-            POSTGRES_EPOCH_SECONDS + oldest.commit_time / 1_000_000 if oldest and pending else None
-        )
+        figures.pending_since = POSTGRES_EPOCH_SECONDS + oldest.commit_time / 1_000_000 if oldest and pending else None
         figures.received_lsn = self.reader.received_lsn
         figures.in_flight_rows = len(self.producer)
 

@@ -46,7 +46,7 @@ _SERVER = """
 select current_setting('server_version_num'), current_setting('wal_level'), pg_is_in_recovery()::text"""
 
 _PUBLICATION = """
-select p.oid, p.pubinsert and not (p.pubupdate or p.pubdelete or p.pubtruncate) as insert_only,
+select p.pubinsert and not (p.pubupdate or p.pubdelete or p.pubtruncate) as insert_only,
        p.pubinsert, p.pubviaroot, p.puballtables,
        r.oid is not null and r.prqual is null and r.prattrs is null as whole_table, r.oid is not null as listed,
        (select count(*) from pg_publication_rel o where o.prpubid = p.oid and o.prrelid <> $2::oid)
@@ -89,9 +89,7 @@ class Report:
     sql: list[str] = field(default_factory=list)
 
     def as_json(self) -> str:
-        return json.dumps(
-            {"done": dict(self.done), "requeued_rows": self.requeued, "position": self.position}
-        )
+        return json.dumps({"done": dict(self.done), "requeued_rows": self.requeued, "position": self.position})
 
 
 class Setup:
@@ -420,9 +418,7 @@ class LeftBehind:
             lines.append(f"it is held by {self.held_by}")
         if self.outbox:
             more = " or more" if self.rows >= COUNT_LIMIT else ""
-            lines.append(
-                f"{self.outbox}: {self.rows}{more} rows not purged, sent again by the next init-slot"
-            )
+            lines.append(f"{self.outbox}: {self.rows}{more} rows not purged, sent again by the next init-slot")
         return lines
 
 

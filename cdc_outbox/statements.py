@@ -6,7 +6,7 @@ A file's placeholders are psql's own: `:"name"` for an identifier, `:'name'` for
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from psycopg import sql
@@ -26,7 +26,7 @@ def qualified(schema: str, name: str) -> str:
     return sql.Identifier(schema, name).as_string(None)
 
 
-def fill(text: str, names: dict[str, str | Sequence[str]]) -> str:
+def fill(text: str, names: Mapping[str, str | Sequence[str]]) -> str:
     """`text` with each placeholder filled; a sequence becomes a list of identifiers. Raises KeyError."""
 
     def replacement(match: re.Match[str]) -> str:
@@ -38,7 +38,7 @@ def fill(text: str, names: dict[str, str | Sequence[str]]) -> str:
     return _PLACEHOLDER.sub(replacement, text)
 
 
-def statements(file: str, names: dict[str, str | Sequence[str]]) -> list[str]:
+def statements(file: str, names: Mapping[str, str | Sequence[str]]) -> list[str]:
     """The statements of `sql/FILE`, filled in, without comments. A statement ends with `;` at the end of a line."""
     folder = Path(__file__).parent / "sql"
     if not folder.is_dir():

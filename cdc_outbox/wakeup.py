@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import signal
 import socket
@@ -53,10 +54,9 @@ class Wakeup:
         self.nudge()
 
     def nudge(self) -> None:
-        try:
+        # Full: a wake-up is already waiting. Closed: nobody is left to wake.
+        with contextlib.suppress(OSError):
             self._writer.send(b"\0")
-        except OSError:
-            pass  # full: a wake-up is already waiting; closed: nobody is left to wake
 
     def wait(self, interests: Iterable[tuple[int, int]], timeout: float) -> None:
         """Return once one of the (file descriptor, READ | WRITE) is ready, a signal or nudge came, or after

@@ -144,9 +144,7 @@ def read_topic(
             if quiet is not None and time.monotonic() - last > quiet and not until:
                 return records
             if time.monotonic() > limit:
-                raise AssertionError(
-                    f"{len(records)} records of {topic} after {deadline:g} s, and not the end"
-                )
+                raise AssertionError(f"{len(records)} records of {topic} after {deadline:g} s, and not the end")
             for message in consumer.consume(1000, timeout=0.05):
                 record = _record(message)
                 records.append(record)

@@ -48,9 +48,7 @@ class Database:
         with psycopg.connect(self.socket_dsn, autocommit=True) as connection:
             connection.execute(query.encode(), params)
 
-    def fetch(
-        self, query: str, params: Mapping[str, object] | tuple[object, ...] = ()
-    ) -> list[tuple[Any, ...]]:
+    def fetch(self, query: str, params: Mapping[str, object] | tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
         """The rows of one query, on a connection of its own."""
         with psycopg.connect(self.socket_dsn, autocommit=True) as connection:
             return connection.execute(query.encode(), params).fetchall()

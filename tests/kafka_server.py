@@ -117,12 +117,8 @@ class KafkaServer(ServerProcess):
                 [f"{name}://127.0.0.1:{port}" for name, (port, _) in ports.items()]
                 + [f"CONTROLLER://127.0.0.1:{self._controller_port}"]
             ),
-            "advertised.listeners": ",".join(
-                f"{name}://127.0.0.1:{port}" for name, (_, port) in ports.items()
-            ),
-            "listener.security.protocol.map": ",".join(
-                f"{name}:PLAINTEXT" for name in (*ports, "CONTROLLER")
-            ),
+            "advertised.listeners": ",".join(f"{name}://127.0.0.1:{port}" for name, (_, port) in ports.items()),
+            "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in (*ports, "CONTROLLER")),
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
         }
