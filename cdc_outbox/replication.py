@@ -12,7 +12,7 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from cdc_outbox.errors import ConnectionLost, OutboxError
+from cdc_outbox.errors import ConnectionLost, OutboxError, Stopped
 from cdc_outbox.query import connection_lost, open_connection, result_error
 from cdc_outbox.statements import identifier, literal
 from cdc_outbox.wakeup import READ, WRITE, Wakeup
@@ -50,6 +50,8 @@ class Replication:
             f" (proto_version '1', publication_names {names})".encode()
         )
         while self._pgconn.is_busy():
+            if self._wakeup.stop_requested:
+                raise Stopped("stopped while starting replication")
             self._wait_until(time.monotonic() + 30, "START_REPLICATION")
             self._consume()
         result = self._pgconn.get_result()

@@ -209,11 +209,17 @@ class Session:
                 self._wait(due)
 
     def _draining(self, now: float) -> bool:
-        reason = self.wakeup.stop_requested or self.halt is not None or self.reader.at_end
-        if reason and self._drain_deadline is None:
+        """Read no further than to the end of the transaction being read. Only a stop is in a hurry: who asked for
+        everything up to a position gets it."""
+        hurry = self.wakeup.stop_requested or self.halt is not None
+        if hurry and self._drain_deadline in (None, float("inf")):
             self._drain_deadline = now + self.settings.shutdown_timeout
-            self.figures.state = "draining"
-        return reason
+        elif self.reader.at_end and self._drain_deadline is None:
+            self._drain_deadline = float("inf")
+        if self._drain_deadline is None:
+            return False
+        self.figures.state = "draining"
+        return True
 
     def _drained(self) -> bool:
         """Nothing is owed any more, or the time for it is over."""
@@ -354,6 +360,7 @@ class Session:
                 "raise that limit or mend the row's topic, or go on with --on-poison dead-letter;"
                 " nothing was confirmed past it",
             )
+            self.reader.at_end = True
             return
 
         def stored(_: object) -> None:
@@ -368,6 +375,7 @@ class Session:
     def close(self) -> None:
         """End both connections and the producer; after a drain the last status update is taken for certain."""
         if self.streaming and self._drain_deadline is not None:
-            self.replication.finish(max(self._drain_deadline, time.monotonic() + 0.5))
+            soon = time.monotonic() + 0.5
+            self.replication.finish(max(soon, min(self._drain_deadline, soon + self.settings.shutdown_timeout)))
         for close in reversed(self._closing):
             close()
