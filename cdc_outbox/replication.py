@@ -10,10 +10,10 @@ import time
 
 import psycopg
 from psycopg import pq
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc_outbox.errors import ConnectionLost, OutboxError, Stopped
-from cdc_outbox.query import connection_lost, open_connection, result_error
+from cdc_outbox.query import ANSWER_SECONDS, connection_lost, open_connection, result_error
 from cdc_outbox.statements import identifier, literal
 from cdc_outbox.wakeup import READ, WRITE, Wakeup
 from cdc_outbox.walsender import encode_status_update
@@ -30,12 +30,13 @@ class Replication:
         """Raises ConnectionLost, Stopped."""
         self._wakeup = wakeup
         # The stream's text must be UTF-8 and bytea hexadecimal, whatever the database or the role is set to.
+        own_options = conninfo_to_dict(conninfo).get("options") or ""
         self._pgconn = open_connection(
             make_conninfo(
                 conninfo,
                 replication="database",
                 client_encoding="UTF8",
-                options="-c bytea_output=hex",
+                options=f"{own_options} -c bytea_output=hex".strip(),
             ),
             wakeup,
         )
@@ -49,10 +50,11 @@ class Replication:
             f"START_REPLICATION SLOT {identifier(slot)} LOGICAL 0/0"
             f" (proto_version '1', publication_names {names})".encode()
         )
+        deadline = time.monotonic() + ANSWER_SECONDS
         while self._pgconn.is_busy():
             if self._wakeup.stop_requested:
                 raise Stopped("stopped while starting replication")
-            self._wait_until(time.monotonic() + 30, "START_REPLICATION")
+            self._wait_until(deadline, "START_REPLICATION")
             self._consume()
         result = self._pgconn.get_result()
         if result is None or result.status != pq.ExecStatus.COPY_BOTH:
