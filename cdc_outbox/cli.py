@@ -46,7 +46,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only in ne
 
 
 def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """`NAME=VALUE`, repeatable; a table in the configuration file; several in a variable, one a line."""
+    """`NAME=VALUE`, repeatable; a table in the configuration file; in a variable, several are separated by spaces."""
     found: dict[str, str] = {}
     for value in values:
         name, equals, text = value.partition("=")
