@@ -92,6 +92,12 @@ RETRIED_SQLSTATES = frozenset(
     }
 )
 
+LOST_SQLSTATES = frozenset(
+    {
+        "58P01",  # undefined_file: "requested WAL segment … has already been removed"
+    }
+)
+
 
 def from_sqlstate(sqlstate: str | None, message: str, doing: str, hint: str = "") -> OutboxError:
     """The error of ours for a server's error while `doing` something; by SQLSTATE, never by text.
@@ -99,12 +105,12 @@ def from_sqlstate(sqlstate: str | None, message: str, doing: str, hint: str = ""
     Appendix A of PostgreSQL's manual. An unknown class is not retried: a loop on it would hide it.
     """
     text = f"{doing}: {message} ({sqlstate or 'no SQLSTATE'})"
+    if sqlstate == "55000" or sqlstate in LOST_SQLSTATES:
+        return GapError(text, "run `cdc-outbox init-slot`: it sends what is still in the table")
     if sqlstate is None or sqlstate[:2] in ("08", "57", "58") or sqlstate in RETRIED_SQLSTATES:
         return ConnectionLost(text)
     if sqlstate == "55006":
         return SlotInUse(text)
-    if sqlstate == "55000" or sqlstate[:3] == "58P":
-        return GapError(text, "run `cdc-outbox init-slot`: it sends what is still in the table")
     if sqlstate == "42501":
         return PreconditionError(
             text, "sql/role_relay.sql lists what the relay's role needs; an owner of the table runs init-slot"
