@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from string import Formatter
 
 from cdc_outbox.errors import ConfigError
 from cdc_outbox.event import ROLES, RecordFormat, legal_topic, topic_columns
@@ -123,9 +124,10 @@ def _legal_server(server: str) -> bool:
 
 def _topic_problems(topic: str) -> list[str]:
     try:
-        fields = topic_columns(topic)
+        topic_columns(topic)
     except ValueError as error:
         return [f"--topic {topic!r}: {error}"]
-    if not fields and not legal_topic(topic):
+    # With a letter in every column's place: what is around the columns must be legal too.
+    if not legal_topic("".join(before + ("x" if name else "") for before, name, _, _ in Formatter().parse(topic))):
         return [f"--topic {topic!r}: a topic's name has 1 to 249 of the characters a-z, A-Z, 0-9, . _ and -"]
     return []
