@@ -31,11 +31,14 @@ class VisibilityGate:
     def learn(self, snapshot: str) -> None:
         """`xmin:xmax:xid,xid,…` with 64-bit xids (manual, table "Snapshot Components")."""
         try:
-            xmin, xmax, running = snapshot.split(":")
-            self._xmin, self._xmax = int(xmin), int(xmax)
-            self._running = frozenset(map(int, running.split(","))) if running else frozenset()
+            first, end, listed = snapshot.split(":")
+            xmin, xmax = int(first), int(end)
+            running = frozenset(map(int, listed.split(","))) if listed else frozenset()
         except ValueError:
             raise ProtocolError(f"not a snapshot: {snapshot[:60]!r}") from None
+        if not 0 < xmin <= xmax:
+            raise ProtocolError(f"not a snapshot: {snapshot[:60]!r}")
+        self._xmin, self._xmax, self._running = xmin, xmax, running
         self.snapshots += 1
 
     def visible(self, xid: int) -> bool:
