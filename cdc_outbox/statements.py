@@ -1,6 +1,7 @@
 """The SQL in `sql/`, which a DBA reviews and psql can run, with the names of this installation filled in.
 
 A file's placeholders are psql's own: `:"name"` for an identifier, `:'name'` for a literal. psycopg quotes both.
+A cast (`::"char"`) is none.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from psycopg import sql
 
-_PLACEHOLDER = re.compile(r""":(["'])(\w+)\1""")
+_PLACEHOLDER = re.compile(r"""(?<!:):(["'])(\w+)\1""")
 
 
 def identifier(name: str) -> str:
