@@ -78,7 +78,7 @@ class ServerProcess:
         self.account = account
         self._die_with_parent = die_with_parent
         self._own_directory = directory is None
-        self.directory = directory or _scratch_directory(account)
+        self.directory = directory or scratch_directory(account)
         self.log = self.directory / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -157,9 +157,9 @@ class ServerProcess:
             _wait_until(done, seconds, f"{self.name} is not ready after {seconds:g} s")
         except TimeoutError as error:
             self.kill9()
-            raise PreconditionError(str(error), self._last_line()) from None
+            raise PreconditionError(str(error), self.last_line()) from None
         if not self.running:
-            raise PreconditionError(f"{self.name} did not start: {self._last_line()}")
+            raise PreconditionError(f"{self.name} did not start: {self.last_line()}")
 
     def _wait_end(self, seconds: float) -> None:
         if self._process is None:
@@ -170,7 +170,7 @@ class ServerProcess:
             self.kill9()
             raise TimeoutError(f"{self.name} did not stop within {seconds:g} s") from None
 
-    def _last_line(self) -> str:
+    def last_line(self) -> str:
         lines = self.log_text().splitlines()
         telling = [line for line in lines if "FATAL" in line or "ERROR" in line]
         return (telling or lines or ["(its log is empty)"])[-1]
@@ -196,11 +196,12 @@ class PostgresServer(ServerProcess):
         die_with_parent: bool = True,
     ) -> None:
         account = Account.for_postgres()
+        # First: it may fail, or be interrupted, and then no folder is left behind.
+        self.bindir = bindir if account is None else _reachable_bindir(bindir)
         super().__init__(directory, account, die_with_parent)
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
             _own(directory, account)
-        self.bindir = bindir if account is None else _reachable_bindir(bindir)
         self.data_directory = self.directory / "data"
         self.port = port or free_port()
         self.settings: dict[str, object] = {
@@ -387,9 +388,11 @@ def _environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **extra}
 
 
-def _scratch_directory(account: Account | None) -> Path:
+def scratch_directory(account: Account | None) -> Path:
+    """A new folder, in /tmp where TMPDIR is too long for a socket's path, or closed to all but root who is us."""
     places = [Path(tempfile.gettempdir()), Path("/tmp")]
-    parent = next((p for p in places if account is None or _anyone_can_enter(p)), places[0])
+    fit = (p for p in places if len(str(p)) < 60 and (os.geteuid() != 0 or _anyone_can_enter(p)))
+    parent = next(fit, places[0])
     directory = Path(tempfile.mkdtemp(prefix="cdc-outbox-", dir=parent))
     _own(directory, account)
     return directory
