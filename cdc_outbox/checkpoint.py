@@ -75,14 +75,17 @@ def store_sql(objects: Objects) -> str:
 
 
 def reset_sql(objects: Objects, position: int) -> str:
-    """From now on the slot, confirmed up to `position`, covers what is there now."""
+    """From now on the slot covers what is there now. The row's position, which it returns: `position`, or where the
+    slot is if that is further."""
     columns = ", ".join(_COLUMNS)
+    confirmed = "(select confirmed_flush_lsn from pg_replication_slots where slot_name = :'slot')"
     return fill(
         f"insert into {objects.checkpoint} (slot_name, position, {columns})"
-        " select :'slot', :'position'::pg_lsn, system_identifier, table_oid::oid, publication_oid::oid,"
-        f" publication_xmin, publication_rel_oid::oid, publication_rel_xmin from ({_COVERAGE}) c"
+        f" select :'slot', greatest(:'position'::pg_lsn, {confirmed}), system_identifier, table_oid::oid,"
+        f" publication_oid::oid, publication_xmin, publication_rel_oid::oid, publication_rel_xmin from ({_COVERAGE}) c"
         f" on conflict (slot_name) do update set (position, {columns}, stored_at) ="
-        f" (excluded.position, {', '.join(f'excluded.{column}' for column in _COLUMNS)}, now())",
+        f" (excluded.position, {', '.join(f'excluded.{column}' for column in _COLUMNS)}, now())"
+        " returning position",
         {**_literals(objects), "position": format_lsn(position)},
     )
 

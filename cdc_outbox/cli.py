@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
@@ -51,7 +52,8 @@ def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     for value in values:
         name, equals, text = value.partition("=")
         if not equals or not name.strip():
-            raise click.BadParameter(f"{name!r} is not NAME=VALUE", ctx, param)
+            # Not the whole: it could be a password.
+            raise click.BadParameter(f"{re.match(r'[a-z._]*', name)[0]!r}… is not NAME=VALUE", ctx, param)  # type: ignore[index]
         if name.strip() in found:
             raise click.BadParameter(f"{name.strip()} is given twice", ctx, param)
         found[name.strip()] = text
@@ -69,18 +71,29 @@ def read_config(ctx: click.Context, param: click.Parameter, path: str | None) ->
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
         # Not the parser's own words: they could quote a password.
         raise ConfigError(f"--config {path}: not valid TOML") from None
-    known = {option.name: option for option in ctx.command.params if option.name != "config"}
+    known = option_names(ctx.command)
+    every = {name for command in cli.commands.values() for name in option_names(command)}
+    if unknown := sorted(repr(key) for key in given if key.replace("_", "-") not in every):
+        raise ConfigError(f"--config {path}: unknown key {', '.join(unknown)}")
     defaults: dict[str, Any] = {}
     for key, value in given.items():
-        option = known.get(key.replace("-", "_"))
-        if option is None or option.name is None:
-            if key.replace("-", "_") not in ALL_OPTIONS:
-                raise ConfigError(f"--config {path}: unknown key {key!r}")
+        name = known.get(key.replace("_", "-"))
+        if name is None:
             continue  # another command's
         if isinstance(value, Mapping):
             value = [f"{name}={text}" for name, text in value.items()]
-        defaults[option.name] = value
+        defaults[name] = value
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
+
+
+def option_names(command: click.Command) -> dict[str, str]:
+    """What a person writes, without dashes in front, and what click calls it."""
+    return {
+        text.lstrip("-"): parameter.name
+        for parameter in command.params
+        for text in parameter.opts
+        if text.startswith("--") and parameter.name and parameter.name != "config"
+    }
 
 
 def option(*names: str, envvar: str | list[str] | None = None, **more: Any) -> Callable[[Command], Command]:
@@ -132,7 +145,35 @@ common = grouped(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class Strict(click.Command):
+    """No arguments, only options. What is given all the same is not quoted: it could be a DSN."""
+
+    allow_extra_args = True
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        if rest and not ctx.resilient_parsing:
+            raise click.UsageError("something here is no option (a DSN stands behind --dsn)", ctx)
+        return rest
+
+
+class Commands(click.Group):
+    command_class = Strict
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands and not ctx.resilient_parsing:
+            name = f" {args[0]!r}" if re.fullmatch(r"[a-z-]{1,20}", args[0]) else ""
+            raise click.UsageError(f"no such command{name}; there are {', '.join(self.commands)}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=Commands,
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__, prog_name="cdc-outbox")
 def cli() -> None:
     """Relays rows of an outbox table from Postgres's WAL to Kafka: committed rows, all of them, and nothing else."""
@@ -363,9 +404,6 @@ def database_settings(given: dict[str, Any], *, streaming: bool = False) -> Sett
     settings = Settings(**given)
     config.check(settings, streaming=streaming)
     return settings
-
-
-ALL_OPTIONS = {parameter.name for command in cli.commands.values() for parameter in command.params if parameter.name}
 
 
 def fail(error: OutboxError) -> NoReturn:

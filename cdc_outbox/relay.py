@@ -119,8 +119,11 @@ class Relay:
         """Mend, wait, or raise `error`."""
         if isinstance(error, GapError) and self.recover is not None:
             log.warning("%s; recovering, as --on-gap recover says", error)
-            self.recover()
-            return
+            try:
+                self.recover()
+                return
+            except OutboxError as failed:
+                error = failed
         if not error.retry or (isinstance(error, SlotInUse) and self.settings.no_wait):
             raise error
         if not self.started and not server_is_starting(self.conninfo):

@@ -12,15 +12,22 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from cdc_outbox.errors import ConnectionLost, OutboxError, Stopped
+from cdc_outbox.errors import ConnectionLost, GapError, OutboxError, Stopped
+from cdc_outbox.objects import WAY_BACK
 from cdc_outbox.query import ANSWER_SECONDS, connection_lost, open_connection, result_error
-from cdc_outbox.statements import identifier, literal
+from cdc_outbox.statements import identifier
 from cdc_outbox.wakeup import READ, WRITE, Wakeup
 from cdc_outbox.walsender import encode_status_update
 
+UNDEFINED_OBJECT = b"42704"
 TLS_READS = 4
 """Decrypted bytes can wait inside TLS where poll(2) does not see them: a TLS record holds 16 kB, and libpq reads at
 least 8 kB a call, so a few more calls empty it."""
+REFUSED_HINT = (
+    "plain connections work, so look at the role's attribute REPLICATION, at max_wal_senders, and that no pooler stands"
+    " between"
+)
+"""Libpq does not hand over the SQLSTATE of a refused connection; a plain one had been made just before."""
 
 
 class Replication:
@@ -31,21 +38,19 @@ class Replication:
         self._wakeup = wakeup
         # The stream's text must be UTF-8 and bytea hexadecimal, whatever the database or the role is set to.
         own_options = conninfo_to_dict(conninfo).get("options") or ""
-        self._pgconn = open_connection(
-            make_conninfo(
-                conninfo,
-                replication="database",
-                client_encoding="UTF8",
-                options=f"{own_options} -c bytea_output=hex".strip(),
-            ),
-            wakeup,
-        )
+        own = {"replication": "database", "client_encoding": "UTF8"}
+        own["options"] = f"{own_options} -c bytea_output=hex".strip()
+        try:
+            self._pgconn = open_connection(make_conninfo(conninfo, **own), wakeup)
+        except ConnectionLost as error:
+            raise ConnectionLost(f"replication: {error}", REFUSED_HINT) from None
         self._reads = TLS_READS if self._pgconn.ssl_in_use else 1
         self._unflushed = False
 
     def start(self, slot: str, publication: str) -> None:
         """Begin to stream from the slot's own confirmed position. Raises what the SQLSTATE says (SlotInUse, …)."""
-        names = literal(identifier(publication))
+        # Not `literal`: the walsender's own scanner knows no E'…' and takes a backslash as it is.
+        names = "'" + identifier(publication).replace("'", "''") + "'"
         self._pgconn.send_query(
             f"START_REPLICATION SLOT {identifier(slot)} LOGICAL 0/0"
             f" (proto_version '1', publication_names {names})".encode()
@@ -123,6 +128,9 @@ class Replication:
     def _error(self, result: pq.abc.PGresult | None, doing: str) -> OutboxError:
         if result is None or self._pgconn.status == pq.ConnStatus.BAD:
             return connection_lost(doing, self._pgconn)
+        if result.error_field(pq.DiagnosticField.SQLSTATE) == UNDEFINED_OBJECT:
+            # As of the WAL position that is being decoded there was no such publication (PostgreSQL 15 to 17).
+            return GapError(str(result_error(result, doing)), WAY_BACK)
         if result.status == pq.ExecStatus.FATAL_ERROR:
             return result_error(result, doing)
         return ConnectionLost(f"{doing}: the server ended the stream")

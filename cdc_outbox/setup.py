@@ -59,6 +59,9 @@ _COLUMNS = """
 select attname from pg_attribute
 where attrelid = $1::oid and attnum > 0 and not attisdropped and attgenerated = '' order by attnum"""
 
+_DRY_LOCK = """-- Waits for all that wrote to the table before. (init-slot itself does so without holding up others.)
+lock table """
+
 # Who has written to the table and has not ended: the lock outlives the moment at which the rows become visible.
 _WRITERS = """
 select l.virtualtransaction,
@@ -69,6 +72,15 @@ from pg_locks l left join pg_stat_activity a on a.pid = l.pid
 where l.locktype = 'relation' and l.database = (select oid from pg_database where datname = current_database())
   and l.relation in (select $1::oid::regclass union select relid from pg_partition_tree($1::oid::regclass))
   and l.mode = 'RowExclusiveLock' and l.granted and l.pid is distinct from pg_backend_pid()"""
+
+# A lock of this session, by two keys: ours, and the slot's name. Slots are the cluster's, such locks the database's; a
+# slot is one database's too.
+_ALONE = "select pg_try_advisory_lock(hashtext('cdc-outbox init-slot'), hashtext($1))"
+
+_OTHER = """
+select 'pid ' || pid from pg_locks
+where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())
+  and objsubid = 2 and objid = hashtext($1)::oid and granted"""
 
 _OLDEST = """
 select 'pid ' || pid || coalesce(' (' || nullif(application_name, '') || ')', '') ||
@@ -135,6 +147,7 @@ class Setup:
     def _run(self) -> None:
         self.deadline = time.monotonic() + self.wait_seconds
         self._check_server()
+        self._be_alone()
         # Before anything is changed: a slot of another kind ends it here.
         slot = find_slot(self._queries, self.settings.slot)
         objects = self._make_tables()
@@ -169,6 +182,16 @@ class Setup:
             )
         if self.failover and int(version or 0) < 170000:
             raise PreconditionError("--failover needs PostgreSQL 17 or later")
+
+    def _be_alone(self) -> None:
+        """Two relays that recover at the same time would drop each other's new slots."""
+        if self.dry_run:
+            return
+        patience = _Patience(self, "waiting for another init-slot of this slot")
+        backoff = Backoff(0.05, 0.5)
+        while self._call(_ALONE, [self.settings.slot], doing="locking")[0][0] != "t":
+            patience.spend(lambda: _column(self._call(_OTHER, [self.settings.slot], doing="looking at locks")))
+            self.wakeup.wait((), backoff.next())
 
     def _make_tables(self) -> Objects:
         settings = self.settings
@@ -285,31 +308,35 @@ class Setup:
         patience = _Patience(self, "creating the slot")
         beside = Queries(self._conninfo, self.wakeup)
         try:
-            while not (created and queries.idle):
+            while True:
                 queries.wait(0.2)
-                patience.spend(lambda: _column(beside.call(_OLDEST, doing="looking at transactions")))
-        except (Stopped, PreconditionError):
-            queries.cancel()
-            raise
+                if created and queries.idle:
+                    return
+                try:
+                    patience.spend(lambda: _column(beside.call(_OLDEST, doing="looking at transactions")))
+                except (Stopped, PreconditionError):
+                    queries.cancel()
+                    self._drop_orphan()  # it may have got through at this very moment
+                    raise
         finally:
             beside.close()
 
     def _requeue(self, objects: Objects, position: int) -> None:
         """Everything in the table goes through the WAL (again); from now on the slot covers the table."""
         self._wait_for_writers(objects)
-        slot = None if self.dry_run else find_slot(self._queries, objects.slot)
-        position = max(position, slot.confirmed_flush_lsn if slot else 0)
         columns = _column(self._call(_COLUMNS, [objects.oid], doing="reading the table's columns"))
         names = {
             **objects.names(),
             "columns": columns or ["id", "task", "args", "key", "headers", "created_at"],
         }
         self._execute("begin", doing="requeueing")
+        if self.dry_run:
+            self.report.sql.append(f"{_DRY_LOCK}{objects.outbox} in share mode")
         moved = self._execute(*statements("requeue.sql", names), doing="requeueing")
-        self._execute(reset_sql(objects, position), doing="storing the checkpoint")
+        stored = self._execute(reset_sql(objects, position), doing="storing the checkpoint")
         self._execute("commit", doing="requeueing")
         self.report.requeued = int(moved[0][0] or 0) if moved else 0
-        self.report.position = format_lsn(position)
+        self.report.position = (stored[0][0] or "") if stored else ""
         self._did("checkpoint", f"stored at {self.report.position}")
         self._did("rows", f"{self.report.requeued} that were in the table go through the slot again")
 
