@@ -18,7 +18,7 @@ from cdc_outbox.lsn import format_lsn
 from cdc_outbox.pgoutput import Relation
 from cdc_outbox.walsender import POSTGRES_EPOCH_SECONDS
 
-Header = tuple[str, bytes | None]
+Header = tuple[str, str | bytes | None]
 Columns = Sequence[bytes | None]
 
 ROLES = ("id", "task", "args", "key", "headers")
