@@ -1,0 +1,106 @@
+"""A backlog, drained by the relay and by `pg_recvlogical` in turn, each from a slot of its own at the same place."""
+
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks.backlog import load
+from benchmarks.rig import Rig
+from benchmarks.topic import Contents, check_topic
+from benchmarks.usage import Usage, measure
+from tests.fix_command import EXECUTABLE
+from tests.fix_postgres import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    rows: int
+    rows_per_transaction: int
+    pg_recvlogical: list[Usage]
+    relay: list[Usage]
+    topics: list[Contents]
+
+    @property
+    def yardstick_rows_per_second(self) -> float:
+        """From the start of streaming to the exit, as all rates here."""
+        return self.rows / median(usage.streaming_seconds for usage in self.pg_recvlogical)
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.rows / median(usage.streaming_seconds for usage in self.relay)
+
+    @property
+    def ratio(self) -> float:
+        return self.rows_per_second / self.yardstick_rows_per_second
+
+    @property
+    def whole_ratio(self) -> float:
+        """With the start of both processes: the relay's is Python's, about half a second."""
+        return median(usage.seconds for usage in self.pg_recvlogical) / median(usage.seconds for usage in self.relay)
+
+    @property
+    def cpu_seconds_per_million(self) -> float:
+        """Of the whole process, its start included."""
+        return median(usage.cpu_seconds for usage in self.relay) / self.rows * 1e6
+
+    @property
+    def streaming_cpu_seconds_per_million(self) -> float:
+        return median(usage.streaming_cpu_seconds for usage in self.relay) / self.rows * 1e6
+
+    @property
+    def peak_rss_bytes(self) -> int:
+        return max(usage.peak_rss_bytes for usage in self.relay)
+
+    @property
+    def rss_growth_bytes(self) -> int:
+        return max(usage.rss_growth_bytes for usage in self.relay)
+
+    @property
+    def void(self) -> bool:
+        return any(contents.void for contents in self.topics)
+
+
+def drain(rig: Rig, rows: int, rows_per_transaction: int, runs: int) -> Drain:
+    found = Drain(rows, rows_per_transaction, [], [], [])
+    with rig.database() as database:
+        for run in range(runs):
+            rig.cdc_outbox("init-slot", "--dsn", database.socket_dsn, "--slot", _relay_slot(database, run))
+            database.execute(
+                "select pg_create_logical_replication_slot(%s, 'pgoutput')", (_yardstick_slot(database, run),)
+            )
+        end = load(database, rows, rows_per_transaction)
+        for run in range(runs):
+            found.pg_recvlogical.append(_receive(rig, database, _yardstick_slot(database, run), end))
+            with rig.topic() as topic:
+                found.relay.append(_relay(rig, database, _relay_slot(database, run), topic))
+                found.topics.append(check_topic(rig.broker.bootstrap, topic, rows))
+    return found
+
+
+def _relay_slot(database: Database, run: int) -> str:
+    return f"{database.name}_relay_{run}"
+
+
+def _yardstick_slot(database: Database, run: int) -> str:
+    return f"{database.name}_recvlogical_{run}"
+
+
+def _receive(rig: Rig, database: Database, slot: str, end: str) -> Usage:
+    args = ["--start", "-v", "-f", "/dev/null", "-d", database.socket_dsn, "--slot", slot, "--endpos", end]
+    args += ["-o", "proto_version=1", "-o", "publication_names=cdc_outbox"]
+    usage = measure([rig.postgres.bindir / "pg_recvlogical", *args], b"streaming initiated")
+    _drop(database, slot)
+    return usage
+
+
+def _relay(rig: Rig, database: Database, slot: str, topic: str) -> Usage:
+    args = ["stream", "--dsn", database.socket_dsn, "--slot", slot, "--topic", topic]
+    args += ["--bootstrap-servers", rig.broker.bootstrap, "--until-caught-up"]
+    args += ["--purge-every", "off", "--metrics-address", "off"]
+    usage = measure([EXECUTABLE, *args], b"streaming ")
+    _drop(database, slot)
+    return usage
+
+
+def _drop(database: Database, slot: str) -> None:
+    """It would hold WAL back."""
+    database.execute("select pg_drop_replication_slot(%s)", (slot,))
