@@ -1,0 +1,1 @@
+"""For applications whose tables belong to a framework: the same tables as in `sql/`."""
