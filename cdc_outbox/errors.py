@@ -69,11 +69,13 @@ class DeliveryFailed(OutboxError):
 
 
 class BatchRefused(DeliveryFailed):
-    """Kafka refused a batch for good; the next session sends that transaction's rows one by one."""
+    """Kafka refused a batch for good: for its size, or for one of its records."""
 
-    def __init__(self, final_lsn: int, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, final_lsn: int, topic: str, message: str) -> None:
+        """`final_lsn`: of the transaction whose row it was."""
+        super().__init__(f"topic {topic}: Kafka refused a batch: {message}")
         self.final_lsn = final_lsn
+        self.topic = topic
 
 
 class Stopped(OutboxError):

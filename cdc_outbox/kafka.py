@@ -15,6 +15,7 @@ log = logging.getLogger("cdc_outbox.kafka")
 
 ProduceError = KafkaException
 DeliveryError = KafkaError
+Delivered = Message
 FullQueue = BufferError
 """What `produce` raises: the record cannot be sent (see `failure`); the queue is full, so poll and try it again."""
 
@@ -23,6 +24,9 @@ Report = Callable[[KafkaError | None, Message], None]
 DEFAULTS: Mapping[str, str] = {
     "acks": "all",
     "enable.idempotence": "true",
+    # Kafka refuses whole batches. The next batch would be stored all the same, and what was refused would come after
+    # what followed it: so a refusal ends this producer, before it sends anything more.
+    "enable.gapless.guarantee": "true",
     # What Java clients use: equal keys meet on one partition whoever produced them.
     "partitioner": "murmur2_random",
     # Retried for ever: librdkafka would drop a record after 5 minutes of outage.
@@ -48,7 +52,7 @@ ONLY: Mapping[str, tuple[frozenset[str], str]] = {
     ),
     "delivery.report.only.error": (frozenset({"false", "0"}), "the relay confirms by delivery reports"),
     "queuing.strategy": (frozenset({"fifo"}), "order is kept"),
-    "enable.gapless.guarantee": (frozenset({"false", "0"}), "one record refused would end every later one"),
+    "enable.gapless.guarantee": (frozenset({"true", "1"}), "nothing overtakes a batch that was refused"),
 }
 """Properties that would break a promise, the values that would not, and the promise."""
 
@@ -73,6 +77,9 @@ REFUSED_FOR_GOOD = frozenset(
 )
 """Error codes by which Kafka says that this record will never do. Anything else is retried for ever, in order."""
 
+ONE_BY_ONE: Mapping[str, str] = {"linger.ms": "0", "enable.gapless.guarantee": "false"}
+"""For records of which each is acknowledged before the next is produced: then there is nothing to overtake."""
+
 
 def unsafe_properties(properties: Mapping[str, str]) -> list[str]:
     """One sentence for each property that would break a promise."""
@@ -92,12 +99,26 @@ def unsafe_properties(properties: Mapping[str, str]) -> list[str]:
 class KafkaProducer:
     """librdkafka's producer with the relay's settings. `poll` runs the delivery reports."""
 
-    def __init__(self, bootstrap_servers: str, properties: Mapping[str, str]) -> None:
-        """No connection is made yet. Raises ConfigError for a property or value that librdkafka does not take."""
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        properties: Mapping[str, str],
+        *,
+        size_limit: int | None = None,
+        one_by_one: bool = False,
+    ) -> None:
+        """No connection is made yet. Raises ConfigError for a property or value that librdkafka does not take.
+
+        `size_limit`: no batch is larger (a single record may be). `one_by_one`: see ONE_BY_ONE.
+        """
         self._quiet = _Quiet()
         self.fatal: str | None = None
         self.down = False
         self._config = {**DEFAULTS, **properties, "bootstrap.servers": bootstrap_servers}
+        if size_limit is not None and size_limit < int(self._config["batch.size"]):
+            self._config["batch.size"] = str(size_limit)
+        if one_by_one:
+            self._config.update(ONE_BY_ONE)
         try:
             self._producer = Producer({**self._config, "error_cb": self._error}, logger=self._quiet.logger)
         except KafkaException as error:
@@ -107,7 +128,14 @@ class KafkaProducer:
         self.produce = self._producer.produce
         """librdkafka's own, uncopied, since it is called once a row: (topic, value, key, partition, callback, None,
         timestamp, headers). Raises BufferError when the queue is full: poll, then try the same record again."""
-        self.poll = self._producer.poll
+
+    def poll(self, timeout: float) -> int:
+        """Run the delivery reports that are there, waiting at most `timeout` seconds for the first; how many."""
+        try:
+            return self._producer.poll(timeout)
+        except KafkaException as error:  # so confluent-kafka tells of a fatal error, whatever its error_cb
+            self.fatal = _reason(error.args[0])
+            return 1
 
     def __len__(self) -> int:
         """Records not yet acknowledged, and reports not yet served."""
@@ -118,6 +146,7 @@ class KafkaProducer:
         try:
             metadata = self._producer.list_topics(topic, timeout=timeout)
         except KafkaException as error:
+            self.down = True
             log.warning("Kafka does not answer yet: %s", _reason(error.args[0]))
             return None
         found = metadata.topics.get(topic)
@@ -133,11 +162,16 @@ class KafkaProducer:
         """librdkafka refuses a larger record at `produce`; compression does not count."""
         return int(self._config.get("message.max.bytes", 1_000_000))
 
+    @property
+    def batch_size(self) -> int:
+        return int(self._config["batch.size"])
+
     def size_limit(self, topic: str) -> int | None:
-        """The topic's `max.message.bytes`, where the broker tells; asked only once something was refused."""
+        """The topic's `max.message.bytes`, where the broker tells."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        admin = self._admin()  # its answers end with it
         try:
-            entry = self._admin().describe_configs([resource], request_timeout=5)[resource].result(6)
+            entry = admin.describe_configs([resource], request_timeout=5)[resource].result(6)
             return int(entry["max.message.bytes"].value)
         except (KafkaException, KeyError, TypeError, ValueError, TimeoutError):
             return None
@@ -150,14 +184,19 @@ class KafkaProducer:
         )
 
     def close(self, seconds: float) -> None:
-        """Empty it, for at most `seconds`, and end it: nothing of it may arrive after what its successor sends."""
-        self._producer.flush(seconds)
+        """Send nothing more, wait for what is on its way, for at most `seconds`, and end it: nothing of it may
+        arrive after what its successor sends."""
+        self._producer.purge(in_queue=True, in_flight=False, blocking=True)
+        self._serve_reports(seconds)
         self._producer.purge(in_queue=True, in_flight=True, blocking=True)
-        self._producer.flush(1)
+        self._serve_reports(1)
+
+    def _serve_reports(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while len(self) and (left := deadline - time.monotonic()) > 0:
+            self.poll(left)
 
     def _error(self, error: KafkaError) -> None:
-        if error.fatal():
-            self.fatal = _reason(error)
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.down = True
         self._quiet.say(_reason(error))
@@ -171,6 +210,10 @@ def failure(error: KafkaError) -> OutboxError:
     if error.code() in REFUSED_FOR_GOOD:
         return RecordRefused(_reason(error))
     return DeliveryFailed(f"Kafka did not take a record: {_reason(error)}")
+
+
+def is_too_large(error: KafkaError) -> bool:
+    return error.code() == KafkaError.MSG_SIZE_TOO_LARGE
 
 
 def _reason(error: KafkaError) -> str:
@@ -193,8 +236,10 @@ class _Quiet(logging.Filter):
         self._next: dict[str, tuple[float, float]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        kind = record.getMessage().split(" ", 1)[0]
-        return self._due(kind)
+        line = record.getMessage()
+        if "gapless" in line or "gap-less" in line:
+            return False  # a remark at each start, and what the relay itself says of a refused batch
+        return self._due(line.split(" ", 1)[0])
 
     def say(self, reason: str) -> None:
         if self._due(reason.split(":", 1)[0]):

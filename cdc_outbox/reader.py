@@ -16,7 +16,16 @@ from cdc_outbox.dead_letter import DeadLetter
 from cdc_outbox.errors import BatchRefused, OutboxError, ProtocolError, RecordRefused
 from cdc_outbox.event import Columns, Header, Layout, RecordFormat, UnsendableRow
 from cdc_outbox.inflight import InFlight, Transaction
-from cdc_outbox.kafka import DeliveryError, FullQueue, KafkaProducer, ProduceError, Report, failure
+from cdc_outbox.kafka import (
+    Delivered,
+    DeliveryError,
+    FullQueue,
+    KafkaProducer,
+    ProduceError,
+    Report,
+    failure,
+    is_too_large,
+)
 from cdc_outbox.pgoutput import (
     BEGIN,
     COMMIT,
@@ -69,13 +78,17 @@ class Reader:
         *,
         is_ours: Callable[[Relation], bool],
         set_aside: Callable[[Transaction, DeadLetter], None],
-        suspect: int = 0,
+        size_limit: int | None = None,
+        one_by_one: bool = False,
         endpos: int | None = None,
     ) -> None:
         """`is_ours` knows our table; `set_aside` takes a row that Kafka will never take.
 
-        `suspect`: the final_lsn of a transaction in which Kafka refused a batch; its rows are sent one by one, so
-        that the refusal names one row. `endpos`: no transaction that commits at or after it is read.
+        `size_limit`: what may be larger is produced with nothing else in flight. Kafka may refuse it, and a batch
+        behind it would be stored even so, and overtake it: Kafka takes any sequence number as a producer's first
+        in a partition. `one_by_one`: read one transaction with rows, and wait for each row's report before the next
+        row is produced, so that a refusal names one row. `endpos`: no transaction that commits at or after it is
+        read.
         """
         self._receive = receive
         self._producer = producer
@@ -85,7 +98,9 @@ class Reader:
         self._format = record_format
         self._is_ours = is_ours
         self._set_aside = set_aside
-        self._suspect = suspect
+        self._one_by_one = one_by_one
+        # A record repeats task and key, and adds names of headers. Compression may make it fit.
+        self._large = float("inf") if size_limit is None else (size_limit - 200) / 2
         self._endpos = endpos
         self._layouts: dict[bytes, Layout | None] = {}
         self._message: bytes | None = None
@@ -93,9 +108,11 @@ class Reader:
         """Why the next message is being held, if it is."""
         self.failure: OutboxError | None = None
         """The first delivery that failed; the session ends with it."""
+        self.refused: BatchRefused | None = None
+        """Of the batches that Kafka refused for good, the one with the oldest transaction."""
         self.failures = {"refused": 0, "failed": 0}
         self.at_end = False
-        """Everything below `endpos` has been read."""
+        """Everything that is to be read has been read."""
         self.received_lsn = 0
         self.reply_requested = False
         self.heard = False
@@ -108,6 +125,7 @@ class Reader:
         self._timestamp = 0
         self._report: Report = self._report_for(self._transaction)
         self._row: _Row | None = None
+        self._large_row_of: Transaction | None = None
 
     def read(self, *, only_finish: bool) -> bool:
         """Take up to BATCH messages; False once nothing more can be taken at present.
@@ -150,6 +168,7 @@ class Reader:
             self._ledger.commit(commit.commit_lsn, commit.end_lsn)
             self._ready = False
             self.received_lsn = max(self.received_lsn, commit.end_lsn)
+            self.at_end |= self._one_by_one and self._transaction.rows > 0
         elif kind == RELATION:
             self._take_relation(message)
         else:
@@ -169,11 +188,11 @@ class Reader:
     def _report_for(self, transaction: Transaction) -> Report:
         """The delivery report of every row of one transaction; called once a row, so it does one thing."""
 
-        def report(error: DeliveryError | None, _: object) -> None:
+        def report(error: DeliveryError | None, record: Delivered) -> None:
             if error is None:
                 transaction.unacknowledged -= 1
             else:
-                self._not_delivered(transaction, error)
+                self._not_delivered(transaction, error, record.topic() or "")
 
         return report
 
@@ -188,6 +207,9 @@ class Reader:
         if not self._ready and not self._make_ready(layout):
             return False
         transaction = self._transaction
+        large = len(message) > self._large
+        if large and not self._alone(transaction):
+            return False
         columns = decode_insert(message, layout.column_count, _BODY)
         topic = None
         try:
@@ -199,7 +221,10 @@ class Reader:
         except (UnsendableRow, ProduceError) as error:
             if not self._not_produced(_Row(transaction, layout, columns, topic, transaction.rows), error):
                 return False
-        if transaction.final_lsn == self._suspect:
+        if large:
+            self._ready = False
+            self._large_row_of = transaction
+        if self._one_by_one:
             self._row = _Row(transaction, layout, columns, topic, transaction.rows)
         transaction.rows += 1
         transaction.unacknowledged += 1
@@ -214,14 +239,22 @@ class Reader:
         if not self._gate.visible(self.xid):
             self.held = Held.NOT_VISIBLE
             return False
-        one_by_one = transaction.final_lsn == self._suspect
-        if (one_by_one and (transaction.unacknowledged or self._ledger.oldest is not transaction)) or (
-            self._row is not None and self._row.transaction.unacknowledged
-        ):
+        if self._one_by_one and not self._alone(transaction):
+            return False
+        if self._large_row_of is not None:
+            if self._large_row_of.unacknowledged:
+                self.held = Held.ONE_BY_ONE
+                return False
+            self._large_row_of = None
+        self._shared = layout.transaction_headers(transaction.final_lsn, transaction.commit_time)
+        self._ready = not self._one_by_one
+        return True
+
+    def _alone(self, transaction: Transaction) -> bool:
+        """Is nothing in flight? If not, the row is held."""
+        if transaction.unacknowledged or self._ledger.oldest is not transaction:
             self.held = Held.ONE_BY_ONE
             return False
-        self._shared = layout.transaction_headers(transaction.final_lsn, transaction.commit_time)
-        self._ready = not one_by_one
         return True
 
     def _take_relation(self, message: bytes) -> None:
@@ -250,19 +283,22 @@ class Reader:
         self._dead(row, f"{why} by this client's message.max.bytes", self._producer.own_size_limit)
         return True
 
-    def _not_delivered(self, transaction: Transaction, error: DeliveryError) -> None:
+    def _not_delivered(self, transaction: Transaction, error: DeliveryError, topic: str) -> None:
         """A delivery report that says no."""
         why = failure(error)
         if not isinstance(why, RecordRefused):
             self.failures["failed"] += 1
             self.failure = self.failure or why
-        elif self._row is not None and transaction is self._row.transaction:
-            limit = self._producer.size_limit(self._row.topic or "")
-            self._dead(self._row, f"{why} by the topic's max.message.bytes", limit)
-        else:
-            # It stood in a batch, and Kafka refuses whole batches: find out which row it was.
+        elif self._row is None:
+            # It stood in a batch, and Kafka refuses whole batches: it need not have been this row.
             self.failures["refused"] += 1
-            self.failure = self.failure or BatchRefused(transaction.final_lsn, str(why))
+            if self.refused is None or transaction.final_lsn < self.refused.final_lsn:
+                self.refused = BatchRefused(transaction.final_lsn, topic, str(why))
+            self.failure = self.failure or self.refused
+        elif is_too_large(error):
+            self._dead(self._row, f"{why} by the topic's max.message.bytes", self._producer.size_limit(topic))
+        else:
+            self._dead(self._row, str(why), None)
 
     def _dead(self, row: _Row, error: str, limit: int | None) -> None:
         self.failures["refused"] += 1

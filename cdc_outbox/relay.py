@@ -53,7 +53,12 @@ class Relay:
         self.relayed = relayed
         self.recover = recover
         self.conninfo = complete_conninfo(settings.dsn)
-        self.suspect = 0
+        self.size_limit: int | None = None
+        """The smallest max.message.bytes of the topics that we know it of."""
+        self.suspect: int | None = None
+        """Kafka refused a batch with rows of the transaction that has this final_lsn, and not for the batch's size."""
+        self.isolated = False
+        """Everything before `suspect` is relayed and confirmed."""
         self.started = False
         self._session: Session | None = None
         self._new_producer().close(0)
@@ -70,8 +75,8 @@ class Relay:
         backoff = Backoff(*RESTART_SECONDS)
         while not self.wakeup.stop_requested:
             try:
-                self._run_session(backoff)
-                break
+                if self._run_session(backoff):
+                    break
             except Stopped:
                 break
             except OutboxError as error:
@@ -79,20 +84,24 @@ class Relay:
                 self._after(error, backoff)
         self.figures.state = "stopped"
 
-    def _run_session(self, backoff: Backoff) -> None:
-        producer = self._new_producer()
+    def _run_session(self, backoff: Backoff) -> bool:
+        """True when there is nothing more to do."""
+        one_by_one = self.isolated
+        producer = self._new_producer(one_by_one=one_by_one)
+        if not self.started and self._check_topic(producer):
+            producer = self._new_producer()
         session = self._session = Session(
             self.settings,
             self.conninfo,
             self.wakeup,
             self.figures,
             producer,
-            suspect=self.suspect,
+            size_limit=self.size_limit,
+            suspect=None if one_by_one else self.suspect,
+            one_by_one=one_by_one,
             relayed=self.relayed,
         )
         try:
-            if not self.started:
-                self._check_topic(producer)
             session.open()
             self.started = True
             backoff.reset()
@@ -103,17 +112,48 @@ class Relay:
             session.close()
             # Emptied and gone before the next one starts: nothing late arrives behind what that one sends.
             producer.close(0.0 if self.wakeup.stop_requested else CLOSE_SECONDS)
+            # Only now every report is in. The refusal is the cause, whatever came of it first.
+            if session.refused is not None and not self.wakeup.stop_requested:
+                self._narrow(session.refused, producer)
+                raise session.refused
         if session.halt is not None:
             raise session.halt
+        if not session.partial:
+            return True
+        self.isolated, self.suspect = not one_by_one, None if one_by_one else self.suspect
+        return False
 
-    def _new_producer(self) -> KafkaProducer:
-        return KafkaProducer(self.settings.bootstrap_servers, self.settings.properties)
+    def _narrow(self, refused: BatchRefused, producer: KafkaProducer) -> None:
+        """Kafka refuses whole batches. First the batch may be too large for the topic, though each record fits. Else
+        find the record: relay and confirm what comes before its transaction, then that transaction row by row."""
+        if not self._learn_size_limit(refused.topic, producer):
+            self.suspect, self.isolated = refused.final_lsn, False
 
-    def _check_topic(self, producer: KafkaProducer) -> None:
-        """A topic that is missing at the start is an operator's slip; one that goes missing later is waited for."""
+    def _learn_size_limit(self, topic: str, producer: KafkaProducer) -> bool:
+        """True if `topic` takes smaller batches than the producer makes."""
+        limit = producer.size_limit(topic)
+        if limit is None:
+            return False
+        self.size_limit = min(limit, self.size_limit or limit)
+        return limit < producer.batch_size
+
+    def _new_producer(self, *, one_by_one: bool = False) -> KafkaProducer:
+        return KafkaProducer(
+            self.settings.bootstrap_servers,
+            self.settings.properties,
+            size_limit=self.size_limit,
+            one_by_one=one_by_one,
+        )
+
+    def _check_topic(self, producer: KafkaProducer) -> bool:
+        """A topic that is missing at the start is an operator's slip; one that goes missing later is waited for.
+        True if the topic takes smaller batches than the producer makes."""
         topic = self.settings.topic
-        if not topic_columns(topic) and (why := producer.topic_error(topic, TOPIC_SECONDS)):
+        if topic_columns(topic):
+            return False
+        if (why := producer.topic_error(topic, TOPIC_SECONDS)) is not None:
             raise PreconditionError(f"topic {topic}: {why}", "create it, or name another with --topic")
+        return not producer.down and self._learn_size_limit(topic, producer)
 
     def _after(self, error: OutboxError, backoff: Backoff) -> None:
         """Mend, wait, or raise `error`."""
@@ -128,8 +168,6 @@ class Relay:
             raise error
         if not self.started and not server_is_starting(self.conninfo):
             raise error  # fail fast on first contact, be patient afterwards
-        if isinstance(error, BatchRefused):
-            self.suspect = error.final_lsn
         self.figures.reconnects["kafka" if isinstance(error, DeliveryFailed) else "postgres"] += 1
         wait = backoff.next(jitter=True)
         log.warning("%s; starting over from the slot in %.1f s", error, wait)

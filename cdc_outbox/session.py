@@ -20,6 +20,7 @@ from cdc_outbox.config import Settings
 from cdc_outbox.confirm import Confirmation
 from cdc_outbox.dead_letter import DeadLetter, insert_sql
 from cdc_outbox.errors import (
+    BatchRefused,
     ConnectionLost,
     DeliveryFailed,
     OutboxError,
@@ -68,16 +69,23 @@ class Session:
         figures: Figures,
         producer: KafkaProducer,
         *,
-        suspect: int,
+        size_limit: int | None = None,
+        suspect: int | None = None,
+        one_by_one: bool = False,
         relayed: Callable[[], None],
     ) -> None:
-        """`suspect`: see Reader. `relayed` is called after each confirmation."""
+        """`suspect`: read only what comes before the transaction with this final_lsn. `one_by_one`, `size_limit`: see
+        Reader. `relayed` is called after each confirmation."""
         self.settings = settings
         self.conninfo = conninfo
         self.wakeup = wakeup
         self.figures = figures
         self.producer = producer
         self.suspect = suspect
+        self.one_by_one = one_by_one
+        self.size_limit = size_limit
+        self.partial = False
+        """It ends before it has read all that it was asked for."""
         self.relayed = relayed
         self.ledger = InFlight()
         self.gate = VisibilityGate()
@@ -86,6 +94,7 @@ class Session:
         self.streaming = False
         self._closing: list[Callable[[], None]] = []
         self._renamed = False
+        self._poisoned: Transaction | None = None
 
     # -- opening ------------------------------------------------------------------------------------------------
 
@@ -112,7 +121,8 @@ class Session:
             self.replication,
             self.objects,
             confirmed=slot.confirmed_flush_lsn,
-            status_seconds=self.status_seconds,
+            # Each asks for a reply, and so for whether there is WAL that was written since the last check.
+            status_seconds=min(self.status_seconds, max(settings.check_every, 1.0)),
             on_confirmed=self._confirmed,
         )
         self.reader = Reader(
@@ -123,8 +133,9 @@ class Session:
             settings.record_format(),
             is_ours=self._is_ours,
             set_aside=self._set_aside,
-            suspect=self.suspect,
-            endpos=self._endpos(),
+            size_limit=self.size_limit,
+            one_by_one=self.one_by_one,
+            endpos=self._end(),
         )
         self.streaming = self.figures.streaming = True
         self.figures.state = "streaming"
@@ -170,6 +181,14 @@ class Session:
             if self.wakeup.stop_requested:
                 raise Stopped("stopped in standby")
 
+    def _end(self) -> int | None:
+        endpos = self._endpos()
+        self.partial = self.one_by_one
+        if self.suspect is not None and (endpos is None or self.suspect < endpos):
+            self.partial = True
+            return self.suspect
+        return endpos
+
     def _endpos(self) -> int | None:
         if self.settings.endpos is not None:
             return parse_lsn(self.settings.endpos)
@@ -201,8 +220,7 @@ class Session:
             self.queries.service()
             self._account()
             self._raise_failures()
-            self._check_coverage(now)
-            due = min(self._pass_gate(now), self._check_alive(now), self._confirm(now))
+            due = min(self._check_coverage(now), self._pass_gate(now), self._check_alive(now), self._confirm(now))
             if self._drained():
                 return
             if not more:
@@ -230,7 +248,9 @@ class Session:
             return True
         transaction = self.ledger.open
         reading = transaction is not None and transaction.rows and self.halt is None
-        return not reading and self.ledger.oldest is transaction and self.confirmation.settled
+        # A row that Kafka will never take holds up its own transaction, and what stands before that is awaited.
+        nothing_before = self.ledger.oldest is (self._poisoned or transaction)
+        return not reading and nothing_before and self.confirmation.settled
 
     def _account(self) -> None:
         """Move the ledger on and count what it passed."""
@@ -298,18 +318,20 @@ class Session:
             self.reader.received_lsn, now, reply=reply, urgent=self._drain_deadline is not None
         )
 
-    def _check_coverage(self, now: float) -> None:
-        """About once a minute while WAL is being written: an idle relay asks nothing."""
-        moved = self.reader.received_lsn > self._checked_at
+    def _check_coverage(self, now: float) -> float:
+        """About once a minute while WAL is being written: an idle relay asks nothing. When to check next."""
+        received = self.reader.received_lsn
+        moved = received > self._checked_at
         if (now >= self._check_due and moved) or self._renamed:
             self._renamed = False
             self._check_due = float("inf")
 
             def passed() -> None:
-                self._checked_at = self.reader.received_lsn
+                self._checked_at = received
                 self._check_due = time.monotonic() + self.settings.check_every
 
             checkpoint.ask_check(self.queries, self.objects, passed)
+        return self._check_due if moved else float("inf")
 
     def _wait(self, due: float) -> None:
         held = self.reader.held
@@ -361,6 +383,7 @@ class Session:
                 " nothing was confirmed past it",
             )
             self.reader.at_end = True
+            self._poisoned = self._poisoned or transaction
             return
 
         def stored(_: object) -> None:
@@ -369,6 +392,10 @@ class Session:
             log.warning("dead letter: %s", letter.describe())
 
         self.queries.ask(insert_sql(self.objects), letter.parameters(), stored, "storing a dead letter")
+
+    @property
+    def refused(self) -> BatchRefused | None:
+        return self.reader.refused if self.streaming else None
 
     # -- closing ------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ pytest_plugins = [
     "tests.fix_kafka",
     "tests.fix_postgres",
     "tests.fix_proxy",
+    "tests.relay_rig",
+    "tests.slot_rig",
 ]
 
 

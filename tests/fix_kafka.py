@@ -89,7 +89,8 @@ class Broker:
         return name
 
     def delete_topic(self, name: str) -> None:
-        self.admin.delete_topics([name])[name].result(15)
+        admin = self.admin  # the future ends with its client
+        admin.delete_topics([name])[name].result(15)
 
     def read(
         self,

@@ -111,4 +111,4 @@ def test_messages_and_hints_are_one_line() -> None:
 
 
 def test_a_refused_batch_knows_its_transaction() -> None:
-    assert BatchRefused(0xA0, "too large").final_lsn == 0xA0
+    assert BatchRefused(0xA0, "jobs", "too large").final_lsn == 0xA0

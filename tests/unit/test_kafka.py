@@ -39,7 +39,7 @@ def test_a_property_that_is_the_relays_own_is_refused_by_name(name: str) -> None
         ("partitioner", "random"),
         ("delivery.report.only.error", "true"),
         ("queuing.strategy", "lifo"),
-        ("enable.gapless.guarantee", "true"),
+        ("enable.gapless.guarantee", "false"),
     ],
 )
 def test_a_value_that_would_break_a_promise_is_refused_with_those_that_would_not(name: str, value: str) -> None:
