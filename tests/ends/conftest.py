@@ -2,26 +2,63 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
+from cdc_outbox.embedded import PostgresServer
 from cdc_outbox.statements import statements
 from tests.ends.clients import KINDS, Client
 from tests.fix_postgres import Database
 
 OpenClient = Callable[..., Client]
 
+NAMES = {"schema": "public", "outbox": "outbox", "checkpoint": "outbox_checkpoint", "dead_letter": "outbox_dead_letter"}
+NAMES |= {"inbox": "inbox", "inbox_done_at": "inbox_done_at"}
+
+
+class Shared(Database):
+    """A database of all tests of this folder that change no table's shape: emptied, not made anew."""
+
+    def disconnect(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+
+def make_tables(database: Database) -> None:
+    for file in ("tables.sql", "inbox.sql"):
+        for statement in statements(file, NAMES):
+            database.execute(statement)
+
+
+@pytest.fixture(scope="session")
+def shared_tables(postgres: PostgresServer) -> Iterator[str]:
+    database = Database(postgres, f"test_{secrets.token_hex(4)}")
+    database.create()
+    try:
+        make_tables(database)
+        yield database.name
+    finally:
+        database.drop()
+
 
 @pytest.fixture
-def tables(database: Database) -> Database:
-    """A database with outbox and inbox in it, and no relay."""
-    names = {"schema": "public", "outbox": "outbox", "checkpoint": "outbox_checkpoint"}
-    names |= {"dead_letter": "outbox_dead_letter", "inbox": "inbox", "inbox_done_at": "inbox_done_at"}
-    for file in ("tables.sql", "inbox.sql"):
-        for statement in statements(file, names):
-            database.execute(statement)
+def tables(postgres: PostgresServer, shared_tables: str) -> Iterator[Database]:
+    """Outbox and inbox, empty, in a database of many tests."""
+    database = Shared(postgres, shared_tables)
+    database.execute("truncate outbox, inbox restart identity")
+    try:
+        yield database
+    finally:
+        database.disconnect()
+
+
+@pytest.fixture
+def own_tables(database: Database) -> Database:
+    """The same in a database of the test's own, for what changes more than rows."""
+    make_tables(database)
     return database
 
 

@@ -58,7 +58,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_package_and_its_sql_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    modules = {f"cdc_outbox/{path.name}" for path in (ROOT / "cdc_outbox").glob("*.py")}
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "cdc_outbox").rglob("*.py")}
     assert SQL
     assert {name for name in names if name.endswith(".sql")} == {f"cdc_outbox/sql/{file}" for file in SQL}
     assert {name for name in names if name.endswith(".py")} == modules
