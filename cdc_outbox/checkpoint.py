@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cdc_outbox.errors import GapError
 from cdc_outbox.lsn import format_lsn, parse_lsn
-from cdc_outbox.objects import SLOT_QUERY, WAY_BACK, Objects, parse_slot, usable
+from cdc_outbox.objects import SLOT_QUERY, WAY_BACK, Objects, Slot, parse_slot, usable
 from cdc_outbox.query import Queries, Row
 from cdc_outbox.statements import fill
 
@@ -109,9 +109,8 @@ def difference(stored: tuple[str | None, ...], now: tuple[str | None, ...]) -> s
     return None
 
 
-def check(objects: Objects, slot_rows: list[Row], comparison: Row) -> None:
+def check(objects: Objects, slot: Slot, comparison: Row) -> None:
     """The guard. Raises GapError unless every row of the table is, or was, on its way through this slot."""
-    slot = usable(objects.slot, parse_slot(objects.slot, slot_rows[0]) if slot_rows else None)
     stored, coverage = parse_comparison(comparison)
     if stored is None:
         raise GapError(f"slot {objects.slot} was not made by `cdc-outbox init-slot`", WAY_BACK)
@@ -130,13 +129,16 @@ def ask_check(queries: Queries, objects: Objects, passed: Callable[[], None]) ->
 
     Slot first, checkpoint after, in two statements: the other way round a moving relay looks like a moved slot.
     """
-    slots: list[Row] = []
+    slots: list[Slot] = []
+
+    def slot_read(rows: list[Row]) -> None:
+        slots.append(usable(objects.slot, parse_slot(objects.slot, rows[0]) if rows else None))
 
     def answered(rows: list[Row]) -> None:
-        check(objects, slots, rows[0])
+        check(objects, slots[0], rows[0])
         passed()
 
-    queries.ask(SLOT_QUERY, [objects.slot], slots.extend, "reading pg_replication_slots")
+    queries.ask(SLOT_QUERY, [objects.slot], slot_read, "reading pg_replication_slots")
     queries.ask(compare_sql(objects), [], answered, "reading the checkpoint")
 
 

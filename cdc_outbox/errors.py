@@ -115,8 +115,12 @@ def from_sqlstate(sqlstate: str | None, message: str, doing: str, hint: str = ""
         return SlotInUse(text)
     if sqlstate == "42501":
         return PreconditionError(
-            text, "sql/role_relay.sql lists what the relay's role needs; an owner of the table runs init-slot"
+            text,
+            "sql/role_relay.sql lists what the relay's role needs; init-slot is for an owner of the table with the"
+            " attribute REPLICATION",
         )
+    if sqlstate == "42P01":
+        return PreconditionError(text, "run `cdc-outbox init-slot`: it makes what is missing")
     if sqlstate[:2] in ("28", "3D", "3F", "42", "53", "0A", "25"):
         return PreconditionError(text, hint)
     return OutboxError(text, hint)

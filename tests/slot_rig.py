@@ -28,7 +28,7 @@ select jsonb_build_object(
                      from pg_publication p left join pg_publication_rel r on r.prpubid = p.oid),
     'grants', (select jsonb_agg(array[relname::text, relacl::text] order by oid)
                from pg_class where relacl is not null and relnamespace = 'public'::regnamespace),
-    'slots', (select jsonb_agg(to_jsonb(s) - 'safe_wal_size' order by slot_name)
+    'slots', (select jsonb_agg(to_jsonb(s) - array['safe_wal_size', 'inactive_since'] order by slot_name)
               from pg_replication_slots s where database = current_database())
 )::text"""
 
@@ -98,7 +98,9 @@ class SlotRig(RelayRig):
     def state(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.database.fetch_value(_STATE))
         for table in ("outbox", "outbox_checkpoint"):
-            if self.database.fetch_value("select to_regclass(%s)::text", (table,)):
+            if self.database.fetch(
+                "select from pg_class where oid = to_regclass(%s) and relkind in ('r', 'p')", (table,)
+            ):
                 found[table] = self.database.fetch_value(_ROWS.format(table))
         return found
 
