@@ -10,20 +10,24 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from cdc_outbox.errors import ConfigError
-from cdc_outbox.metrics import Figures, registry
-
-STALLED_SECONDS = 30.0
+from cdc_outbox.metrics import Figures, ReadSlot, registry
 
 
 class MetricsServer:
     """Bound when made, before any slot is touched; serves from daemon threads until `close`."""
 
-    def __init__(self, address: str, figures: Figures) -> None:
+    def __init__(
+        self,
+        address: str,
+        figures: Figures,
+        read_slot: ReadSlot = lambda: None,
+        stalled_seconds: float = 30.0,
+    ) -> None:
         """`address` is HOST:PORT; port 0 takes a free one. Raises ConfigError if it cannot be bound."""
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         family = AF_INET6 if ":" in host else AF_INET
-        pages = _pages(figures, registry(figures))
+        pages = _pages(figures, registry(figures, read_slot), stalled_seconds)
         server_class = type("Server", (ThreadingHTTPServer,), {"address_family": family})
         try:
             self._server: ThreadingHTTPServer = server_class((host, int(port)), pages)
@@ -41,7 +45,7 @@ class MetricsServer:
         self._thread.join()
 
 
-def _pages(figures: Figures, own: CollectorRegistry) -> type[BaseHTTPRequestHandler]:
+def _pages(figures: Figures, own: CollectorRegistry, stalled_seconds: float) -> type[BaseHTTPRequestHandler]:
     class Pages(BaseHTTPRequestHandler):
         timeout = 10
         server_version = "cdc-outbox"
@@ -55,7 +59,7 @@ def _pages(figures: Figures, own: CollectorRegistry) -> type[BaseHTTPRequestHand
                 case "/healthz":
                     self._answer(200, b"alive\n")
                 case "/readyz":
-                    reason = figures.not_ready(STALLED_SECONDS)
+                    reason = figures.not_ready(stalled_seconds)
                     self._answer(503 if reason else 200, f"{reason or 'ready'}\n".encode())
                 case _:
                     self._answer(404, b"pages: /metrics /healthz /readyz\n")

@@ -80,9 +80,9 @@ class Relay:
             except Stopped:
                 break
             except OutboxError as error:
-                self.figures.state = "failed"
+                self.figures.enter("failed", str(error))
                 self._after(error, backoff)
-        self.figures.state = "stopped"
+        self.figures.enter("stopped")
 
     def _run_session(self, backoff: Backoff) -> bool:
         """True when there is nothing more to do."""
@@ -109,6 +109,7 @@ class Relay:
         finally:
             self._session = None
             self.figures.streaming = False
+            self.figures.in_flight_rows = 0
             session.close()
             # Emptied and gone before the next one starts: nothing late arrives behind what that one sends.
             producer.close(0.0 if self.wakeup.stop_requested else CLOSE_SECONDS)

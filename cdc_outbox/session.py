@@ -57,7 +57,8 @@ STANDBY_SECONDS = (0.1, 1.0)
 
 FACTS = """
 select pg_is_in_recovery()::text, current_setting('wal_level'),
-       (select setting from pg_settings where name = 'wal_sender_timeout'), current_setting('server_version_num')"""
+       (select setting from pg_settings where name = 'wal_sender_timeout'), current_setting('server_version_num'),
+       case when not pg_is_in_recovery() then pg_current_wal_flush_lsn() end"""
 
 
 class Session:
@@ -138,7 +139,7 @@ class Session:
             endpos=self._end(),
         )
         self.streaming = self.figures.streaming = True
-        self.figures.state = "streaming"
+        self.figures.enter("streaming")
         self.figures.confirmed_lsn = slot.confirmed_flush_lsn
         log.info(
             "streaming %s through slot %s from %s",
@@ -149,13 +150,14 @@ class Session:
         self.relayed()  # rows of an earlier life may wait for the purge
 
     def _check_server(self) -> None:
-        in_recovery, wal_level, timeout_ms, version = self.queries.call(FACTS, doing="asking for settings")[0]
+        in_recovery, wal_level, timeout_ms, version, end = self.queries.call(FACTS, doing="asking for settings")[0]
         if in_recovery == "true":
             raise PreconditionError("this server is a standby", "give the primary's address with --dsn")
         if int(version or 0) < 190000 and wal_level != "logical":
             raise PreconditionError(
                 f"wal_level is {wal_level}", "alter system set wal_level = logical, then restart the server"
             )
+        self.figures.begin_session(parse_lsn(end or ""))
         timeout = int(timeout_ms or 0) / 1000
         self.status_seconds = min(STATUS_SECONDS, timeout / 4) if timeout else STATUS_SECONDS
 
@@ -176,7 +178,7 @@ class Session:
                 if holder != waiting_for:
                     log.info("standby: slot %s is held by %s", self.settings.slot, holder)
                     waiting_for = holder
-                self.figures.state = "standby"
+                self.figures.enter("standby", f"slot {self.settings.slot} is held by {holder}")
             self.wakeup.wait((), backoff.next(jitter=True))
             if self.wakeup.stop_requested:
                 raise Stopped("stopped in standby")
@@ -216,14 +218,16 @@ class Session:
         while True:
             now = time.monotonic()
             more = self.reader.read(only_finish=self._draining(now))
-            self.producer.poll(0)
+            served = self.producer.poll(0)
             self.queries.service()
             self._account()
             self._raise_failures()
             due = min(self._check_coverage(now), self._pass_gate(now), self._check_alive(now), self._confirm(now))
             if self._drained():
                 return
-            if not more:
+            # What came in after `read` may let it go on, or end it: nothing else would end a wait for that.
+            ending = self._drain_deadline is None and (self.reader.at_end or self.halt is not None)
+            if not (more or served or ending):
                 self._wait(due)
 
     def _draining(self, now: float) -> bool:
@@ -236,7 +240,7 @@ class Session:
             self._drain_deadline = float("inf")
         if self._drain_deadline is None:
             return False
-        self.figures.state = "draining"
+        self.figures.enter("draining")
         return True
 
     def _drained(self) -> bool:
@@ -268,8 +272,8 @@ class Session:
             self._reports.reset()
         oldest = self.ledger.oldest
         pending = oldest is not None and (oldest.rows or oldest is self.ledger.open)
-        figures.pending_since = POSTGRES_EPOCH_SECONDS + oldest.commit_time / 1_000_000 if oldest and pending else None
-        figures.received_lsn = self.reader.received_lsn
+        since = POSTGRES_EPOCH_SECONDS + oldest.commit_time / 1_000_000 if oldest and pending else None
+        figures.account(self.reader.received_lsn, since)
         figures.in_flight_rows = len(self.producer)
 
     def _raise_failures(self) -> None:
@@ -287,6 +291,8 @@ class Session:
             return float("inf")
         if now < self._snapshot_due:
             return self._snapshot_due
+        if self.gate.visible(self.reader.xid):
+            return now  # answered since it was read
         self._snapshot_asked = True
 
         def answered(rows: list[tuple[str | None, ...]]) -> None:

@@ -41,6 +41,10 @@ class Wakeup:
         for number, previous in self._previous.items():
             signal.signal(number, previous)  # type: ignore[arg-type]  # typeshed has no name for it
         signal.set_wakeup_fd(self._previous_fd)
+        self.close()
+
+    def close(self) -> None:
+        """For one that took no signals; nobody may be waiting."""
         self._reader.close()
         self._writer.close()
 

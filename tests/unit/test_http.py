@@ -1,5 +1,6 @@
 """The pages that are watched, asked over a real socket."""
 
+import math
 import socket
 import time
 from collections.abc import Iterator
@@ -8,14 +9,38 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc_outbox.errors import ConfigError
-from cdc_outbox.http import STALLED_SECONDS, MetricsServer
-from cdc_outbox.metrics import FAILURE_KINDS, LATENCY_BUCKETS, METRIC_NAMES, SIDES, Figures, Histogram
+from cdc_outbox.http import MetricsServer
+from cdc_outbox.metrics import (
+    FAILURE_KINDS,
+    LATENCY_BUCKETS,
+    METRIC_NAMES,
+    SIDES,
+    WAL_STATUSES,
+    Figures,
+    Histogram,
+)
+from cdc_outbox.slot_watch import Reading
 from tests.fix_command import get, scrape
+
+STALLED_SECONDS = 30.0  # by default
 
 
 @pytest.fixture
 def figures() -> Figures:
     return Figures("my_slot")
+
+
+def reading(*, confirmed: int = 100, waiting_seconds: float | None = None, position: int = 900) -> Reading:
+    return Reading(
+        at=1.7e9,
+        wal_status="extended",
+        active=True,
+        retained_bytes=800,
+        safe_bytes=math.inf,
+        confirmed_flush_lsn=confirmed,
+        wal_position=position,
+        waiting_since=None if waiting_seconds is None else time.monotonic() - waiting_seconds,
+    )
 
 
 @pytest.fixture
@@ -52,11 +77,29 @@ def test_every_series_of_the_relay_carries_its_slot_and_labels_are_bounded(url: 
     assert (kinds, sides) == (list(FAILURE_KINDS), list(SIDES))
 
 
-def test_a_fresh_relay_counts_nothing_and_has_no_lag(url: str) -> None:
+def test_a_fresh_relay_counts_nothing_and_has_no_lag_and_knows_nothing_of_the_slot(url: str) -> None:
     values = scrape(f"{url}/metrics")
-    assert {name for name, value in values.items() if value} == {
-        name for name in values if name.startswith("cdc_outbox_build_info")
+    names = {name.partition("{")[0]: value for name, value in values.items() if value}
+    unknown = {name for name, value in names.items() if math.isnan(value)}
+    assert unknown == {
+        f"cdc_outbox_slot_{name}" for name in ("retained_wal_bytes", "safe_wal_bytes", "active", "wal_status")
     }
+    assert names.keys() - unknown == {"cdc_outbox_build_info"}
+
+
+def test_what_postgres_says_of_the_slot_is_what_is_scraped(figures: Figures) -> None:
+    server = MetricsServer("127.0.0.1:0", figures, reading)
+    try:
+        values = scrape(f"http://127.0.0.1:{server.port}/metrics")
+    finally:
+        server.close()
+    slot = '{slot_name="my_slot"}'
+    assert values[f"cdc_outbox_slot_retained_wal_bytes{slot}"] == 800
+    assert values[f"cdc_outbox_slot_safe_wal_bytes{slot}"] == math.inf
+    assert values[f"cdc_outbox_slot_active{slot}"] == 1
+    assert values[f"cdc_outbox_slot_read_timestamp_seconds{slot}"] == 1.7e9
+    statuses = {s: values[f'cdc_outbox_slot_wal_status{{slot_name="my_slot",status="{s}"}}'] for s in WAL_STATUSES}
+    assert statuses == {"reserved": 0, "extended": 1, "unreserved": 0, "lost": 0, "missing": 0}
 
 
 def test_what_the_relay_counts_is_what_is_scraped(url: str, figures: Figures) -> None:
@@ -93,6 +136,66 @@ def test_lag_grows_in_wall_time_while_something_is_pending_and_is_never_negative
     assert (figures.lag_bytes(), figures.oldest_unacked_seconds()) == (0, 0.0)
 
 
+def test_a_row_that_only_postgres_knows_of_is_lag_until_something_is_confirmed_after_it(figures: Figures) -> None:
+    figures.confirmed_lsn = figures.received_lsn = 100
+    found = reading(confirmed=100, waiting_seconds=60)
+    assert figures.lag_bytes(found) == 800
+    first = figures.oldest_unacked_seconds(found)
+    assert 60 <= first < 120
+    assert figures.oldest_unacked_seconds(found) > first
+    figures.confirmed_lsn = 101
+    assert (figures.lag_bytes(found), figures.oldest_unacked_seconds(found)) == (0, 0.0)
+    assert figures.lag_bytes(reading(waiting_seconds=None)) == 0
+    figures.confirmed_lsn = 100
+    assert figures.lag_bytes(reading(waiting_seconds=1, position=50)) == 0
+
+
+def test_lag_counts_the_wal_that_a_full_queue_keeps_the_relay_from_reading(figures: Figures) -> None:
+    figures.received_lsn, figures.confirmed_lsn = 500, 100
+    figures.pending_since = time.time()
+    assert figures.lag_bytes(reading(confirmed=90)) == 800
+    assert figures.lag_bytes(reading(confirmed=90, position=300)) == 400
+
+
+def test_what_was_pending_when_the_stream_died_is_pending_until_the_next_session_has_come_as_far(
+    figures: Figures,
+) -> None:
+    committed = time.time() - 60
+    figures.account(received_lsn=500, pending_since=committed)
+    figures.enter("failed", "the server went away")
+    figures.begin_session(end_of_wal=600)
+    for received, pending_since in ((0, None), (400, None), (450, committed), (450, None)):
+        figures.account(received, pending_since)
+        assert figures.pending_since == committed
+        assert figures.received_lsn == 500
+    figures.account(500, None)
+    assert figures.pending_since is None
+
+
+def test_a_failover_to_a_server_with_less_wal_does_not_leave_something_pending_for_ever(figures: Figures) -> None:
+    figures.account(received_lsn=500, pending_since=time.time())
+    figures.begin_session(end_of_wal=300)
+    figures.account(300, None)
+    assert figures.pending_since is None
+
+
+def test_what_a_standby_left_pending_is_the_business_of_the_relay_that_took_over(figures: Figures) -> None:
+    figures.account(received_lsn=500, pending_since=time.time() - 60)
+    figures.enter("standby", "slot my_slot is held by pid 7")
+    assert figures.oldest_unacked_seconds() == 0
+    assert figures.not_ready(STALLED_SECONDS) == "standby: slot my_slot is held by pid 7"
+
+
+def test_nothing_stands_still_before_there_is_work(figures: Figures) -> None:
+    figures.enter("streaming")
+    figures.last_progress = time.monotonic() - 3600
+    figures.account(500, time.time())
+    assert figures.not_ready(STALLED_SECONDS) is None
+    figures.last_progress -= 3600
+    figures.account(600, time.time())
+    assert (figures.not_ready(STALLED_SECONDS) or "").startswith("stalled: ")
+
+
 def test_the_histogram_is_cumulative_and_has_a_count_and_a_sum(url: str, figures: Figures) -> None:
     for seconds in (0.0005, 0.001, 0.003, 5000.0):
         figures.commit_to_ack.observe(seconds)
@@ -123,6 +226,13 @@ def test_healthz_tells_that_the_process_lives_whatever_the_relay_does(url: str, 
 def test_readyz_names_the_state_of_a_relay_that_does_not_stream(url: str, figures: Figures, state: str) -> None:
     figures.state = state
     assert get(f"{url}/readyz") == (503, f"{state}\n")
+
+
+def test_readyz_says_why_the_relay_failed(url: str, figures: Figures) -> None:
+    figures.enter("failed", "no word from Postgres for 20 s")
+    assert get(f"{url}/readyz") == (503, "failed: no word from Postgres for 20 s\n")
+    figures.enter("streaming")
+    assert get(f"{url}/readyz") == (200, "ready\n")
 
 
 def test_readyz_is_content_with_an_idle_relay(url: str, figures: Figures) -> None:
