@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from string import Formatter
 
 from cdc_outbox.errors import ConfigError
-from cdc_outbox.event import ROLES, RecordFormat, legal_topic, topic_columns
+from cdc_outbox.event import OWN_HEADERS, ROLES, RecordFormat, legal_topic, topic_columns
 from cdc_outbox.kafka import unsafe_properties
 from cdc_outbox.lsn import parse_lsn
 
@@ -37,6 +37,7 @@ class Settings:
     bootstrap_servers: str = ""
     topic: str = "outbox"
     columns: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
     cloudevents: bool = False
     source: str = "/cdc-outbox"
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -50,10 +51,10 @@ class Settings:
     until_caught_up: bool = False
     endpos: str | None = None
     metrics_address: str | None = "127.0.0.1:9187"
-
     stalled_after: float = 30.0
+
     def record_format(self) -> RecordFormat:
-        return RecordFormat(self.topic, self.columns, self.cloudevents, self.source)
+        return RecordFormat(self.topic, self.columns, self.cloudevents, self.source, self.headers)
 
 
 def check(settings: Settings, *, streaming: bool = False) -> None:
@@ -95,16 +96,18 @@ def _stream_problems(settings: Settings) -> list[str]:
     unknown = [role for role in settings.columns if role not in ROLES]
     problems += [f"--column {role}: no such role; there are {', '.join(ROLES)}" for role in unknown]
     problems += [f"--column {role}: a name is missing" for role, name in settings.columns.items() if not name]
+    problems += [f"--header {name}: a column is missing" for name, column in settings.headers.items() if not column]
+    problems += [f"--header {name}: the relay sets that one" for name in settings.headers if name in OWN_HEADERS]
     problems += unsafe_properties(settings.properties)
     if settings.shutdown_timeout <= 0:
         problems.append("--shutdown-timeout: give a duration above 0")
     if settings.check_every <= 0:
         problems.append("--check-every: give a duration above 0")
+    if settings.stalled_after <= 0:
+        problems.append("--stalled-after: give a duration above 0")
     if settings.endpos is not None:
         try:
             parse_lsn(settings.endpos)
-    if settings.stalled_after <= 0:
-        problems.append("--stalled-after: give a duration above 0")
         except ValueError as error:
             problems.append(f"--endpos: {error}")
         if settings.until_caught_up:

@@ -24,6 +24,7 @@ Columns = Sequence[bytes | None]
 ROLES = ("id", "task", "args", "key", "headers")
 """What a column can be to the relay; `--column args=payload` gives a role to a column of another name."""
 OPTIONAL_ROLES = frozenset({"key", "headers"})
+OWN_HEADERS = frozenset({"id", "task", "commit_lsn"})
 
 BYTEA_OID = 17
 TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -41,6 +42,8 @@ class RecordFormat:
     columns: Mapping[str, str] | None = None
     cloudevents: bool = False
     source: str = "/cdc-outbox"
+    headers: Mapping[str, str] | None = None
+    """Header name -> column: what other routers send as headers, beside our own."""
 
     def column(self, role: str) -> str:
         return (self.columns or {}).get(role, role)
@@ -67,6 +70,7 @@ class Layout:
     __slots__ = (
         "_args",
         "_args_is_bytea",
+        "_columns_as_headers",
         "_fields",
         "_headers",
         "_id",
@@ -88,7 +92,8 @@ class Layout:
         fields = topic_columns(record_format.topic)
         # {task} means the column that plays the task, whatever it is called; any other name is a column's own.
         fields = [record_format.column(field) if field in ROLES else field for field in fields]
-        missing = [name for name in dict.fromkeys(wanted + fields) if name not in self.names]
+        as_headers = record_format.headers or {}
+        missing = [name for name in dict.fromkeys([*wanted, *fields, *as_headers.values()]) if name not in self.names]
         if missing:
             raise PreconditionError(
                 f"table {relation.namespace}.{relation.name} has no column {', '.join(missing)}",
@@ -102,6 +107,7 @@ class Layout:
         self._headers = position.get(record_format.column("headers"))
         self._args_is_bytea = relation.columns[self._args].type_oid == BYTEA_OID
         self._fields = [position[field] for field in fields]
+        self._columns_as_headers = [(name, position[column]) for name, column in as_headers.items()]
         self._topic = record_format.topic
 
     def transaction_headers(self, final_lsn: int, commit_time: int) -> list[Header]:
@@ -131,6 +137,8 @@ class Layout:
                 headers.append(("ce_partitionkey", key))
         else:
             headers = [("id", columns[self._id]), ("task", task), *shared]
+        if self._columns_as_headers:
+            headers += [(name, columns[place]) for name, place in self._columns_as_headers]
         if self._headers is not None:
             own = columns[self._headers]
             if own is not None:
