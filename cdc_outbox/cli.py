@@ -21,6 +21,10 @@ from cdc_outbox.purge import Purge, PurgeThread
 from cdc_outbox.query import complete_conninfo
 from cdc_outbox.relay import Relay
 from cdc_outbox.setup import Setup, drop, left_behind
+from cdc_outbox.slot_watch import SlotWatch
+from cdc_outbox.status import look
+from cdc_outbox.status_report import Status
+from cdc_outbox.status_text import lines
 from cdc_outbox.wakeup import Wakeup
 
 log = logging.getLogger("cdc_outbox")
@@ -144,6 +148,49 @@ common = grouped(
     ),
 )
 
+producing = grouped(
+    option(
+        "--bootstrap-servers",
+        "-b",
+        envvar=["CDC_OUTBOX_BOOTSTRAP_SERVERS", "KAFKA_BOOTSTRAP_SERVERS"],
+        default="",
+        help="Kafka brokers to begin with, HOST:PORT[,HOST:PORT…].",
+    ),
+    option(
+        "--topic",
+        "-t",
+        default="outbox",
+        help="The topic; {task} or another column's name in braces is filled in.",
+    ),
+    option(
+        "--column",
+        "columns",
+        multiple=True,
+        callback=pairs,
+        metavar="ROLE=NAME",
+        help="A column of another name for a role (id, task, args, key, headers); repeatable.",
+    ),
+    option(
+        "--format",
+        "record_format",
+        type=click.Choice(["plain", "cloudevents"]),
+        default="plain",
+        help="The record's headers.",
+    ),
+    option("--source", default="/cdc-outbox", help="ce_source of CloudEvents."),
+    option(
+        "--property",
+        "-X",
+        "properties",
+        multiple=True,
+        callback=pairs,
+        metavar="NAME=VALUE",
+        show_default=False,
+        help="Any property of librdkafka that breaks no promise; repeatable.",
+    ),
+)
+"""What is produced, and where to."""
+
 
 class Strict(click.Command):
     """No arguments, only options. What is given all the same is not quoted: it could be a DSN."""
@@ -246,45 +293,7 @@ def drop_slot(yes: bool, **given: Any) -> None:
 
 @cli.command()
 @common
-@option(
-    "--bootstrap-servers",
-    "-b",
-    envvar=["CDC_OUTBOX_BOOTSTRAP_SERVERS", "KAFKA_BOOTSTRAP_SERVERS"],
-    default="",
-    help="Kafka brokers to begin with, HOST:PORT[,HOST:PORT…].",
-)
-@option(
-    "--topic",
-    "-t",
-    default="outbox",
-    help="The topic; {task} or another column's name in braces is filled in.",
-)
-@option(
-    "--column",
-    "columns",
-    multiple=True,
-    callback=pairs,
-    metavar="ROLE=NAME",
-    help="A column of another name for a role (id, task, args, key, headers); repeatable.",
-)
-@option(
-    "--format",
-    "record_format",
-    type=click.Choice(["plain", "cloudevents"]),
-    default="plain",
-    help="The record's headers.",
-)
-@option("--source", default="/cdc-outbox", help="ce_source of CloudEvents.")
-@option(
-    "--property",
-    "-X",
-    "properties",
-    multiple=True,
-    callback=pairs,
-    metavar="NAME=VALUE",
-    show_default=False,
-    help="Any property of librdkafka that breaks no promise; repeatable.",
-)
+@producing
 @option(
     "--on-poison",
     type=click.Choice(["halt", "dead-letter"]),
@@ -319,6 +328,7 @@ def drop_slot(yes: bool, **given: Any) -> None:
     default="127.0.0.1:9187",
     help="HOST:PORT for /metrics, /healthz and /readyz, or `off`.",
 )
+@option("--stalled-after", type=Duration(), default="30s", help="How long pending work may stand still for /readyz.")
 def stream(record_format: str, **given: Any) -> None:
     """Relay committed rows to Kafka until stopped; stand by while another relay holds the slot."""
     given["purge_every"] = None if given["purge_every"] == "off" else given["purge_every"]
@@ -333,8 +343,10 @@ def stream(record_format: str, **given: Any) -> None:
             recover=(lambda: recover(settings, wakeup)) if settings.on_gap == "recover" else None,
         )
         # Bound before the slot is touched: a port in use must not cost anybody the slot.
-        server = MetricsServer(settings.metrics_address, figures) if settings.metrics_address else None
-        if server is not None:
+        server = watch = None
+        if settings.metrics_address is not None:
+            watch = SlotWatch(settings)
+            server = MetricsServer(settings.metrics_address, figures, watch.reading, settings.stalled_after)
             log.info("metrics on port %d", server.port)
         purging = None
         if settings.purge_every is not None:
@@ -346,8 +358,9 @@ def stream(record_format: str, **given: Any) -> None:
         finally:
             if purging is not None:
                 purging.close()
-            if server is not None:
+            if server is not None and watch is not None:
                 server.close()
+                watch.close()
 
 
 @cli.command()
@@ -372,6 +385,24 @@ def purge(every: float | None, dry_run: bool, **given: Any) -> None:
                 wakeup.wait((), every)
         finally:
             purging.close()
+
+
+@cli.command()
+@common
+@option("--json", "as_json", is_flag=True, help="Report as JSON.")
+@option("--watch", type=Duration(), is_flag=False, flag_value="2s", help="Go on, looking this often (2s if bare).")
+def status(as_json: bool, watch: float | None, **given: Any) -> None:
+    """Slot, lag, WAL held and left, what holds it back, and what waits. Exit 0 whenever it could look."""
+    settings = database_settings(given)
+    clear = watch is not None and sys.stdout.isatty() and not as_json
+
+    def show(found: Status) -> None:
+        if clear:
+            click.clear()
+        click.echo(found.as_json() if as_json else "\n".join(lines(found)) + ("\n" if watch else ""))
+
+    with Wakeup() as wakeup:
+        look(settings, wakeup, watch, show)
 
 
 @cli.command()

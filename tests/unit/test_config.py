@@ -50,6 +50,7 @@ STREAM_PROBLEMS: list[tuple[dict[str, object], str]] = [
     ),
     ({"shutdown_timeout": 0.0}, "--shutdown-timeout: give a duration above 0"),
     ({"check_every": -1.0}, "--check-every: give a duration above 0"),
+    ({"stalled_after": 0.0}, "--stalled-after: give a duration above 0"),
     ({"endpos": "x"}, "--endpos: not a WAL position: 'x'"),
     ({"endpos": "0/1", "until_caught_up": True}, "--endpos and --until-caught-up: give one of them"),
     ({"metrics_address": "9187"}, "--metrics-address '9187': write HOST:PORT (port 0 to 65535), or `off`"),
