@@ -9,14 +9,18 @@ from contextlib import ExitStack
 import pytest
 
 from cdc_outbox.embedded import PostgresServer
+from cdc_outbox.objects import Objects
 from cdc_outbox.statements import statements
 from tests.ends.clients import KINDS, Client
 from tests.fix_postgres import Database
 
 OpenClient = Callable[..., Client]
 
-NAMES = {"schema": "public", "outbox": "outbox", "checkpoint": "outbox_checkpoint", "dead_letter": "outbox_dead_letter"}
-NAMES |= {"inbox": "inbox", "inbox_done_at": "inbox_done_at"}
+NAMES = {
+    **Objects("public", "outbox", 0, "slot", "publication").names(),
+    "inbox": "inbox",
+    "inbox_done_at": "inbox_done_at",
+}
 
 
 class Shared(Database):

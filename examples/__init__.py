@@ -1,0 +1,1 @@
+"""Both ends of the relay, each example a program of its own; README.md says how to run them."""
