@@ -154,6 +154,11 @@ class Queries:
     def idle(self) -> bool:
         return self._asked is None
 
+    @property
+    def backend_pid(self) -> int:
+        """What the other side calls its process; a pooler makes it up."""
+        return self._pgconn.backend_pid
+
     def ask(
         self,
         query: str,

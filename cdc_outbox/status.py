@@ -54,7 +54,7 @@ from pg_control_checkpoint()"""
 
 # A transaction that has written holds restart_lsn back until it ends, in any database of the cluster, and a prepared
 # one too. xact_start is for its own role and pg_read_all_stats; the age in transactions is for everyone.
-_TRANSACTIONS = """
+TRANSACTIONS_SQL = """
 select pid, gid, application, database, seconds, xids from (
     select pid, null as gid, application_name as application, datname as database,
            extract(epoch from clock_timestamp() - xact_start) as seconds, age(backend_xid) as xids
@@ -117,7 +117,9 @@ class Watcher:
                 written=self._written(position),
                 idle_timeout=_number(idle_timeout),
             ),
-            transactions=self._transactions(raw.get("catalog_xmin_age")),
+            transactions=open_transactions(
+                self._ask("open transactions", TRANSACTIONS_SQL, [LISTED_TRANSACTIONS]), raw.get("catalog_xmin_age")
+            ),
             outbox=_with_oldest(outbox, waiting),
             dead_letters=self._dead_letters(objects, tables.get("dead_letters")),
             archive=tables.get("archive"),
@@ -177,24 +179,6 @@ class Watcher:
             oldest_seconds=_number(rows[0][1]),
         )
 
-    def _transactions(self, horizon: int | None) -> tuple[OpenTransaction, ...]:
-        """`horizon`: age of the slot's catalog_xmin. Once the relay has confirmed what it read, that is the oldest
-        transaction which was open then; so one that is as old holds the slot back, and a younger one does not."""
-        return tuple(
-            OpenTransaction(
-                pid=int(pid) if pid else None,
-                prepared=gid,
-                application=application or None,
-                database=database,
-                seconds=_number(seconds),
-                xids=int(xids or 0),
-                holds=horizon is not None and int(xids or 0) >= horizon,
-            )
-            for pid, gid, application, database, seconds, xids in self._ask(
-                "open transactions", _TRANSACTIONS, [LISTED_TRANSACTIONS]
-            )
-        )
-
     def _written(self, position: str) -> tuple[float, float] | None:
         rows = self._ask("the rate of WAL", _RATE, [position])
         return (float(rows[0][0] or 0), float(rows[0][1] or 0)) if rows else None
@@ -236,6 +220,23 @@ def look(settings: Settings, wakeup: Wakeup, every: float | None, show: Callable
     finally:
         if watcher is not None:
             watcher.close()
+
+
+def open_transactions(rows: list[Row], horizon: int | None) -> tuple[OpenTransaction, ...]:
+    """`horizon`: age of the slot's catalog_xmin. Once the relay has confirmed what it read, that is the oldest
+    transaction which was open then; so one that is as old holds the slot back, and a younger one does not."""
+    return tuple(
+        OpenTransaction(
+            pid=int(pid) if pid else None,
+            prepared=gid,
+            application=application or None,
+            database=database,
+            seconds=_number(seconds),
+            xids=int(xids or 0),
+            holds=horizon is not None and int(xids or 0) >= horizon,
+        )
+        for pid, gid, application, database, seconds, xids in rows
+    )
 
 
 def _with_oldest(outbox: TableState | None, waiting: Waiting | None) -> TableState | None:

@@ -12,7 +12,7 @@ def lines(status: Status) -> list[str]:
         ("next", _next(status)),
         ("confirmed", _confirmed(status)),
         ("WAL held", _held(status)),
-        *(("held back by", _transaction(one)) for one in status.transactions if one.holds),
+        *(("held back by", transaction(one)) for one in status.transactions if one.holds),
         ("WAL left", _left(status)),
         ("", _idle(status)),
         ("outbox", _table(status.outbox, "about ") if status.outbox else None),
@@ -83,7 +83,7 @@ def _idle(status: Status) -> str | None:
     return None if left is None else f"{duration(left)} before idle_replication_slot_timeout takes the slot"
 
 
-def _transaction(one: OpenTransaction) -> str:
+def transaction(one: OpenTransaction) -> str:
     who = f"prepared transaction {one.prepared}" if one.prepared is not None else f"pid {one.pid}"
     where = ", ".join(filter(None, [one.application, f"database {one.database}"]))
     age = (

@@ -11,7 +11,7 @@ PURE = {"lsn", "errors", "walsender", "pgoutput", "event", "inflight", "visibili
 # The demo stands outside: its servers, and its application and worker (story).
 DEMO = {"embedded", "demo", "story"}
 ONLY = {
-    "confluent_kafka": {"kafka"} | DEMO,
+    "confluent_kafka": {"kafka", "kafka_topic"} | DEMO,
     "psycopg": {"query", "replication", "statements"} | DEMO,
     "click": {"cli"},
     "prometheus_client": {"metrics", "http"},
