@@ -100,6 +100,7 @@ def _parts(parts: Rig) -> dict[str, object]:
         "librdkafka": confluent_kafka.libversion()[0],
         "Python": python_version(),
         "processors": len(os.sched_getaffinity(0)),
+        "load before": round(os.getloadavg()[0], 1),
     }
 
 
