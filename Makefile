@@ -1,4 +1,5 @@
 # make demo    sets everything up, shows the relay at work
+# make why     the wrong ways to start a job beside the right one, with counts
 # make test    sets everything up, runs linters and all tests; PG=15|16|17|18, ARGS="-k purge"
 # make bench   measures; make lint; make clean
 PYTHON ?= python3
@@ -7,10 +8,13 @@ ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
-.PHONY: demo test bench lint clean
+.PHONY: demo why test bench lint clean
 
 demo: .venv/demo.stamp
 	@$(BIN)/cdc-outbox demo $(ARGS)
+
+why: .venv/demo.stamp
+	@$(BIN)/python -m examples.why
 
 test: lint
 	@$(BIN)/pytest --pg $(PG) $(ARGS)

@@ -71,10 +71,10 @@ class Program:
             self.kill9()
 
 
-def run(log: Path, *args: str, **environment: str) -> str:
+def run(log: Path, *args: str, seconds: float = 60, **environment: str) -> str:
     """To its end, which must be a good one; what it printed."""
     with Program(log, *args, **environment) as program:
-        code = program.wait(60)
+        code = program.wait(seconds)
         assert code == 0, program.output()
         return program.output()
 

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from cdc_outbox import Job, stage_many
 from tests.ends.conftest import make_tables
@@ -45,6 +46,7 @@ class Jobs:
         return int(self.rig.database.fetch_value("select count(*) from effects"))
 
 
+@pytest.mark.slow
 def test_a_worker_killed_at_random_does_each_phase_exactly_once(rig: RelayRig, tmp_path: Path) -> None:
     make_tables(rig.database)
     rig.database.execute(TABLES)
