@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import json
 import logging
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
 
 from cdc_outbox import __version__, config, logs
+from cdc_outbox.archive import Archive, Choice, Roles
 from cdc_outbox.config import Settings
+from cdc_outbox.dead_letter import DeadLetters, as_line
 from cdc_outbox.doctor import examine, failed, findings_as_json
 from cdc_outbox.errors import ConfigError, OutboxError, PreconditionError, Stopped
 from cdc_outbox.http import MetricsServer
 from cdc_outbox.metrics import Figures
+from cdc_outbox.objects import require
 from cdc_outbox.purge import Purge, PurgeThread
-from cdc_outbox.query import complete_conninfo
+from cdc_outbox.query import Queries, complete_conninfo
 from cdc_outbox.relay import Relay
 from cdc_outbox.setup import Setup, drop, left_behind
 from cdc_outbox.slot_watch import SlotWatch
@@ -52,6 +58,20 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only in ne
             self.fail(f"{error}{' or `off`' if self.off else ''}", param, ctx)
 
 
+class Moment(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """`2h`, which is two hours ago, or a time in ISO 8601, local if it has no offset. Becomes ISO 8601."""
+
+    name = "moment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        with contextlib.suppress(ValueError):
+            return (datetime.now(UTC) - timedelta(seconds=config.seconds(str(value)))).isoformat()
+        try:
+            return datetime.fromisoformat(str(value)).astimezone().isoformat()
+        except ValueError:
+            self.fail(f"{value!r} is neither a duration such as 2h nor a time in ISO 8601", param, ctx)
+
+
 def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """`NAME=VALUE`, repeatable; a table in the configuration file; in a variable, several are separated by spaces."""
     found: dict[str, str] = {}
@@ -78,7 +98,7 @@ def read_config(ctx: click.Context, param: click.Parameter, path: str | None) ->
         # Not the parser's own words: they could quote a password.
         raise ConfigError(f"--config {path}: not valid TOML") from None
     known = option_names(ctx.command)
-    every = {name for command in cli.commands.values() for name in option_names(command)}
+    every = {name for command in commands(cli).values() for name in option_names(command)}
     if unknown := sorted(repr(key) for key in given if key.replace("_", "-") not in every):
         raise ConfigError(f"--config {path}: unknown key {', '.join(unknown)}")
     defaults: dict[str, Any] = {}
@@ -90,6 +110,15 @@ def read_config(ctx: click.Context, param: click.Parameter, path: str | None) ->
             value = [f"{name}={text}" for name, text in value.items()]
         defaults[name] = value
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
+
+
+def commands(group: click.Group) -> dict[str, click.Command]:
+    """By what a person writes, `dead-letters list` for instance."""
+    found: dict[str, click.Command] = {}
+    for name, command in group.commands.items():
+        inner = commands(command) if isinstance(command, click.Group) else {"": command}
+        found |= {f"{name} {below}".strip(): leaf for below, leaf in inner.items()}
+    return found
 
 
 def option_names(command: click.Command) -> dict[str, str]:
@@ -150,6 +179,15 @@ common = grouped(
     ),
 )
 
+column_map = option(
+    "--column",
+    "columns",
+    multiple=True,
+    callback=pairs,
+    metavar="ROLE=NAME",
+    help="A column of another name for a role (id, task, args, key, headers); repeatable.",
+)
+
 producing = grouped(
     option(
         "--bootstrap-servers",
@@ -164,14 +202,7 @@ producing = grouped(
         default="outbox",
         help="The topic; {task} or another column's name in braces is filled in.",
     ),
-    option(
-        "--column",
-        "columns",
-        multiple=True,
-        callback=pairs,
-        metavar="ROLE=NAME",
-        help="A column of another name for a role (id, task, args, key, headers); repeatable.",
-    ),
+    column_map,
     option(
         "--format",
         "record_format",
@@ -192,6 +223,17 @@ producing = grouped(
     ),
 )
 """What is produced, and where to."""
+
+deleting = grouped(
+    option("--purge-batch", type=int, default=5000, help="Rows in one DELETE, which is a transaction of its own."),
+    option("--archive", is_flag=True, help="Move relayed rows to the archive instead of deleting them."),
+    option("--archive-retain", type=Duration(), help="How long rows stay in the archive; otherwise for good."),
+)
+
+choosing = grouped(
+    option("--id", "ids", multiple=True, help="The row with this id; repeatable."),
+    option("--task", "tasks", multiple=True, help="The rows of this task; repeatable."),
+)
 
 
 class Strict(click.Command):
@@ -314,7 +356,7 @@ def drop_slot(yes: bool, **given: Any) -> None:
     default="5s",
     help="How often relayed rows are deleted, or `off`.",
 )
-@option("--purge-batch", type=int, default=5000, help="Rows in one DELETE.")
+@deleting
 @option(
     "--check-every",
     type=Duration(),
@@ -372,25 +414,116 @@ def stream(record_format: str, **given: Any) -> None:
 @cli.command()
 @common
 @option("--every", type=Duration(), help="Go on, with a round this often; otherwise one round.")
-@option("--purge-batch", type=int, default=5000, help="Rows in one DELETE.")
+@deleting
 @option("--dry-run", is_flag=True, help="Count what would be deleted.")
 def purge(every: float | None, dry_run: bool, **given: Any) -> None:
     """Delete relayed rows, for those who run it apart from `stream --purge-every off`."""
     settings = database_settings(given)
+    verb = "would be purged" if dry_run else "purged"
     with Wakeup() as wakeup:
         purging = new_purge(settings, wakeup)
         try:
             while not wakeup.stop_requested:
-                done = purging.round(dry_run=dry_run)
-                verb = "would be purged" if dry_run else "purged"
-                click.echo(f"{done.deleted} rows {verb}" + ("" if done.reached else "; the slot is not there yet"))
-                if every is None:
-                    if done.left and done.deleted and not dry_run:
-                        continue
-                    break
-                wakeup.wait((), every)
+                more = False
+                try:
+                    done = purging.round(dry_run=dry_run)
+                    click.echo(f"{done.deleted} rows {verb}" + ("" if done.reached else "; the slot is not there yet"))
+                    more = done.more and not dry_run
+                except OutboxError as error:
+                    if every is None or not error.retry:
+                        raise
+                    log.warning("%s; the next round tries again", error)
+                if not more:
+                    if every is None:
+                        break
+                    wakeup.wait((), every)
         finally:
             purging.close()
+
+
+@cli.command()
+@common
+@column_map
+@option("--since", type=Moment(), help="Rows archived then or later: a duration ago, or an ISO 8601 time.")
+@option("--until", type=Moment(), help="Rows archived before: a duration ago, or an ISO 8601 time.")
+@choosing
+@option("--dry-run", is_flag=True, help="Count them, and stop there.")
+def replay(
+    since: str | None, until: str | None, ids: tuple[str, ...], tasks: tuple[str, ...], dry_run: bool, **given: Any
+) -> None:
+    """Stage archived rows again, under new ids and with the old one in the header `replay_of`."""
+    settings = database_settings(given)
+    choice = Choice(since, until, tasks, ids)
+    with queries_for(settings) as queries:
+        column = settings.record_format().column
+        objects = require(queries, settings.table, settings.slot, settings.publication)
+        archive = Archive(queries, objects, Roles(column("id"), column("task"), column("headers")))
+        click.echo(f"{archive.count(choice)} archived rows")
+        if not dry_run:
+            click.echo(f"{archive.replay(choice)} rows staged again")
+
+
+@cli.group("dead-letters", cls=Commands)
+def dead_letters() -> None:
+    """Rows that Kafka would never have taken (stream --on-poison dead-letter)."""
+
+
+@dead_letters.command("list")
+@common
+@option("--json", "as_json", is_flag=True, help="Report as JSON.")
+def list_letters(as_json: bool, **given: Any) -> None:
+    """What was set aside, when, and why; never a row's key or value."""
+    with letters_for(database_settings(given)) as letters:
+        found = letters.all()
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        click.echo("\n".join(map(as_line, found)) or "no dead letters")
+
+
+@dead_letters.command("retry")
+@common
+@column_map
+@choosing
+@option("--all", "every", is_flag=True, help="All of them.")
+def retry_letters(ids: tuple[str, ...], tasks: tuple[str, ...], every: bool, **given: Any) -> None:
+    """Stage rows again under their own ids, once the limit was raised or the topic's name made legal."""
+    must_choose(ids, tasks, every)
+    with letters_for(database_settings(given)) as letters:
+        click.echo(f"{letters.retry(ids, tasks)} rows staged again")
+
+
+@dead_letters.command("discard")
+@common
+@choosing
+@option("--all", "every", is_flag=True, help="All of them.")
+def discard_letters(ids: tuple[str, ...], tasks: tuple[str, ...], every: bool, **given: Any) -> None:
+    """Forget dead letters for good."""
+    must_choose(ids, tasks, every)
+    with letters_for(database_settings(given)) as letters:
+        click.echo(f"{letters.discard(ids, tasks)} dead letters discarded")
+
+
+def must_choose(ids: tuple[str, ...], tasks: tuple[str, ...], every: bool) -> None:
+    if bool(ids or tasks) == every:
+        raise ConfigError("which dead letters? give --id or --task, or --all")
+
+
+@contextlib.contextmanager
+def queries_for(settings: Settings) -> Iterator[Queries]:
+    with Wakeup() as wakeup:
+        queries = Queries(complete_conninfo(settings.dsn), wakeup)
+        try:
+            yield queries
+        finally:
+            queries.close()
+
+
+@contextlib.contextmanager
+def letters_for(settings: Settings) -> Iterator[DeadLetters]:
+    with queries_for(settings) as queries:
+        objects = require(queries, settings.table, settings.slot, settings.publication)
+        yield DeadLetters(queries, objects, settings.record_format().column("id"))
 
 
 @cli.command()
@@ -448,6 +581,8 @@ def new_purge(settings: Settings, wakeup: Wakeup) -> Purge:
         slot=settings.slot,
         publication=settings.publication,
         batch=settings.purge_batch,
+        archive=settings.archive,
+        archive_retain=settings.archive_retain,
     )
 
 

@@ -45,6 +45,8 @@ class Settings:
     on_gap: str = "halt"
     purge_every: float | None = 5.0
     purge_batch: int = 5000
+    archive: bool = False
+    archive_retain: float | None = None
     check_every: float = 60.0
     shutdown_timeout: float = 10.0
     no_wait: bool = False
@@ -79,6 +81,8 @@ def _database_problems(settings: Settings) -> list[str]:
         problems.append("--purge-every: give a duration above 0, or `off`")
     if settings.purge_batch < 1:
         problems.append("--purge-batch: give a number of rows, 1 or more")
+    if settings.archive_retain is not None and not settings.archive:
+        problems.append("--archive-retain: it goes with --archive")
     return problems
 
 

@@ -6,10 +6,17 @@ a timeout is retried for ever. The insert is committed before the row's position
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from cdc_outbox.archive import as_array
+from cdc_outbox.errors import PreconditionError
 from cdc_outbox.lsn import format_lsn
-from cdc_outbox.objects import Objects
+from cdc_outbox.objects import Objects, columns
+from cdc_outbox.query import Queries, Row
+from cdc_outbox.statements import identifier, literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,4 +60,91 @@ def insert_sql(objects: Objects) -> str:
         ' (commit_lsn, ordinal, row_id, task, "row", topic, error, size, size_limit)'
         " values ($1::pg_lsn, $2::int, $3, $4, $5::jsonb, $6, $7, $8::bigint, $9::bigint)"
         " on conflict (commit_lsn, ordinal) do nothing"
+    )
+
+
+_LIST = """
+select to_jsonb(l) - 'row' from {dead_letter} l order by id"""
+
+_CHOSEN = """
+where ($1::jsonb is null or row_id in (select jsonb_array_elements_text($1::jsonb)))
+  and ($2::jsonb is null or task in (select jsonb_array_elements_text($2::jsonb)))"""
+
+_KEYS = """
+select distinct key from (select "row" from {dead_letter} {chosen}) l, jsonb_object_keys(l."row") key"""
+
+# A row may still stand in the table under its id, if no purge came by: it goes and comes back in one statement, as in
+# requeue.sql. Of two letters with one id (a row that was requeued) one row is made.
+_RETRY = """
+with chosen as (
+    delete from {dead_letter} {chosen} returning id, "row"
+), letters as (
+    select distinct on ("row"->>{id_key}) id, "row" from chosen order by "row"->>{id_key}, id desc
+), gone as (
+    delete from {outbox} o using letters l where o.{id} = (l."row"->>{id_key})::{id_type} returning 1
+), back as (
+    insert into {outbox} ({names}) overriding system value
+    select {values} from letters l cross join (select count(*) from gone) after_them order by l.id returning 1
+)
+select count(*) from back"""
+
+_DISCARD = """
+with chosen as (delete from {dead_letter} {chosen} returning 1) select count(*) from chosen"""
+
+
+@dataclass(slots=True)
+class DeadLetters:
+    """What an operator does with them. `ids` are the rows' own; with neither `ids` nor `tasks`, all are meant."""
+
+    queries: Queries
+    objects: Objects
+    id_column: str = "id"
+
+    def all(self) -> list[dict[str, Any]]:
+        """Without the rows themselves, which may hold secrets."""
+        rows = self.queries.call(_LIST.format(dead_letter=self.objects.dead_letter), doing="reading dead letters")
+        return [json.loads(row[0] or "{}") for row in rows]
+
+    def retry(self, ids: Sequence[str], tasks: Sequence[str]) -> int:
+        """Stage the rows again under their own ids, all or none; how many."""
+        keys = {row[0] for row in self._call(_KEYS, ids, tasks, "reading dead letters")}
+        if not keys:
+            return 0
+        table = {column.name: column for column in columns(self.queries, self.objects) if not column.generated}
+        if self.id_column not in keys & table.keys():
+            raise PreconditionError(
+                f"the rows have no column {self.id_column}", "name the one that is the id with --column id=NAME"
+            )
+        known = [column for column in table.values() if column.name in keys]
+        return self._count(
+            _RETRY,
+            ids,
+            tasks,
+            "staging dead letters",
+            outbox=self.objects.outbox,
+            id=identifier(self.id_column),
+            id_key=literal(self.id_column),
+            id_type=table[self.id_column].type,
+            names=", ".join(identifier(column.name) for column in known),
+            values=", ".join(f'(l."row"->>{literal(column.name)})::{column.type}' for column in known),
+        )
+
+    def discard(self, ids: Sequence[str], tasks: Sequence[str]) -> int:
+        return self._count(_DISCARD, ids, tasks, "discarding dead letters")
+
+    def _count(self, query: str, ids: Sequence[str], tasks: Sequence[str], doing: str, **names: str) -> int:
+        return int(self._call(query, ids, tasks, doing, **names)[0][0] or 0)
+
+    def _call(self, query: str, ids: Sequence[str], tasks: Sequence[str], doing: str, **names: str) -> list[Row]:
+        statement = query.format(dead_letter=self.objects.dead_letter, chosen=_CHOSEN, **names)
+        return self.queries.call(statement, [as_array(ids), as_array(tasks)], doing=doing)
+
+
+def as_line(letter: dict[str, Any]) -> str:
+    size = f", {letter['size']} bytes" if letter["size"] is not None else ""
+    limit = f", limit {letter['size_limit']} bytes" if letter["size_limit"] is not None else ""
+    where = f", for topic {letter['topic']}" if letter["topic"] is not None else ""
+    return (
+        f"row id={letter['row_id']} task={letter['task']}{size}: {letter['error']}{limit}{where},"
+        f" set aside {letter['created_at']}"
     )

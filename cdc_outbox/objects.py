@@ -30,6 +30,10 @@ select format('pid %s (%s, %s, since %s)', s.active_pid, coalesce(nullif(a.appli
 from pg_replication_slots s left join pg_stat_activity a on a.pid = s.active_pid
 where s.slot_name = $1 and s.active_pid is not null"""
 
+_COLUMNS = """
+select attname, format_type(atttypid, atttypmod), atthasdef or attidentity <> '', attgenerated <> ''
+from pg_attribute where attrelid = $1::oid and attnum > 0 and not attisdropped order by attnum"""
+
 
 @dataclass(frozen=True, slots=True)
 class Objects:
@@ -53,6 +57,15 @@ class Objects:
     def dead_letter(self) -> str:
         return qualified(self.schema, f"{self.table}_dead_letter")
 
+    @property
+    def archive(self) -> str:
+        return qualified(self.schema, f"{self.table}_archive")
+
+    @property
+    def archived_at(self) -> str:
+        """The archive's index."""
+        return qualified(self.schema, f"{self.table}_archived_at")
+
     def names(self) -> dict[str, str]:
         """The placeholders of the files in `sql/`."""
         return {
@@ -60,9 +73,26 @@ class Objects:
             "outbox": self.table,
             "checkpoint": f"{self.table}_checkpoint",
             "dead_letter": f"{self.table}_dead_letter",
+            "archive": f"{self.table}_archive",
+            "archived_at": f"{self.table}_archived_at",
             "slot": self.slot,
             "publication": self.publication,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`type` is SQL; `generated`: Postgres computes it, and takes no value."""
+
+    name: str
+    type: str
+    has_default: bool
+    generated: bool
+
+
+def columns(queries: Queries, objects: Objects) -> list[Column]:
+    rows = queries.call(_COLUMNS, [objects.oid], doing="reading the table's columns")
+    return [Column(name or "", kind or "", default == "t", gen == "t") for name, kind, default, gen in rows]
 
 
 def resolve(queries: Queries, table: str, slot: str, publication: str) -> Objects | None:

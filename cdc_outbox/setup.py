@@ -59,6 +59,12 @@ _COLUMNS = """
 select attname from pg_attribute
 where attrelid = $1::oid and attnum > 0 and not attisdropped and attgenerated = '' order by attnum"""
 
+_NOT_ARCHIVED = """
+select attname, format_type(atttypid, atttypmod) from pg_attribute a
+where attrelid = $1::oid and attnum > 0 and not attisdropped and to_regclass($2) is not null
+  and not exists (select from pg_attribute b where b.attrelid = to_regclass($2) and b.attname = a.attname)
+order by attnum"""
+
 _DRY_LOCK = """-- Waits for all that wrote to the table before. (init-slot itself does so without holding up others.)
 lock table """
 
@@ -203,8 +209,8 @@ class Setup:
                 "the names beside it derive from it; give it a shorter one",
             )
         wanted = zip(
-            ("table", "checkpoint", "dead letters"),
-            (objects.outbox, objects.checkpoint, objects.dead_letter),
+            ("table", "checkpoint", "dead letters", "archive", "archive's index"),
+            (objects.outbox, objects.checkpoint, objects.dead_letter, objects.archive, objects.archived_at),
             statements("tables.sql", objects.names()),
             strict=True,
         )
@@ -214,9 +220,17 @@ class Setup:
                 self._did(thing, f"{name} created")
             else:
                 self._did(thing, f"{name} was there")
+        self._widen_archive(objects)
         if found is None and not self.dry_run:
             return require(self._queries, objects.outbox, settings.slot, settings.publication)
         return objects
+
+    def _widen_archive(self, objects: Objects) -> None:
+        """A column that the table got after the archive was made."""
+        for name, kind in self._call(_NOT_ARCHIVED, [objects.oid, objects.archive], doing="reading columns"):
+            add = f"alter table {objects.archive} add column {identifier(name or '')} {kind}"
+            self._execute(add, doing=f"widening {objects.archive}")
+            self._did("archive", f"column {name} added")
 
     def _objects_to_be(self) -> Objects:
         name, schema = self._call(_NAME, [self.settings.table], doing="reading --table")[0]

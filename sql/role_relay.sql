@@ -6,3 +6,4 @@ grant usage on schema :"schema" to :"relay_role";
 grant select, delete, update (:"column") on :"schema".:"outbox" to :"relay_role";
 grant select, update on :"schema".:"checkpoint" to :"relay_role";
 grant select, insert, delete on :"schema".:"dead_letter" to :"relay_role";
+grant select, insert, delete on :"schema".:"archive" to :"relay_role";

@@ -1,5 +1,6 @@
 -- The outbox and what stands beside it. Run by `cdc-outbox init-slot`; psql runs it too:
---   psql -v schema=public -v outbox=outbox -v checkpoint=outbox_checkpoint -v dead_letter=outbox_dead_letter -f tables.sql
+--   psql -v schema=public -v outbox=outbox -v checkpoint=outbox_checkpoint -v dead_letter=outbox_dead_letter \
+--        -v archive=outbox_archive -v archived_at=outbox_archived_at -f tables.sql
 
 -- One row is one job. An application needs only: insert into outbox (task, args) values (…)
 create table if not exists :"schema".:"outbox" (
@@ -41,3 +42,10 @@ create table if not exists :"schema".:"dead_letter" (
     created_at timestamptz not null default now(),
     unique (commit_lsn, ordinal)
 );
+
+-- Where `--archive` moves relayed rows: the outbox's columns, without its constraints, and when each row came.
+create table if not exists :"schema".:"archive" as
+    select *, now() as archived_at from :"schema".:"outbox" with no data;
+
+-- For the trim by age (--archive-retain) and for replay --since.
+create index if not exists :"archived_at" on :"schema".:"archive" (archived_at);

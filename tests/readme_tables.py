@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from cdc_outbox import metrics
-from cdc_outbox.cli import cli
+from cdc_outbox.cli import cli, commands
 
 README = Path(__file__).parent.parent / "README.md"
 MARKED = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -15,14 +15,15 @@ MARKED = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 def options_table() -> str:
     """One row an option; the commands that share it are named together."""
     rows: dict[str, list[str]] = {}
-    for command in cli.commands.values():
+    leaves = commands(cli)
+    for name, command in leaves.items():
         for option in command.params:
             if isinstance(option, click.Option):
-                rows.setdefault(option_row(option), []).append(f"`{command.name}`")
+                rows.setdefault(option_row(option), []).append(f"`{name}`")
     lines = ["| option | variable | default | | commands |", "|---|---|---|---|---|"]
-    everyone = len([command for command in cli.commands.values() if command.name != "demo"])
-    for row, commands in rows.items():
-        lines.append(f"{row} {'all' if len(commands) == everyone else ', '.join(commands)} |")
+    everyone = len(leaves.keys() - {"demo"})
+    for row, users in rows.items():
+        lines.append(f"{row} {'all' if len(users) == everyone else ', '.join(users)} |")
     return "\n".join(lines)
 
 

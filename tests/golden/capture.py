@@ -38,6 +38,8 @@ NAMES = {
     "outbox": "outbox",
     "checkpoint": "outbox_checkpoint",
     "dead_letter": "outbox_dead_letter",
+    "archive": "outbox_archive",
+    "archived_at": "outbox_archived_at",
 }
 
 SCHEMA = """

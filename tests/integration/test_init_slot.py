@@ -15,7 +15,7 @@ from tests.relay_rig import Row
 from tests.slot_rig import NewRole, SlotRig, refusal
 from tests.waiting import eventually
 
-THINGS = ["table", "checkpoint", "dead letters", "publication", "slot"]
+THINGS = ["table", "checkpoint", "dead letters", "archive", "archive's index", "publication", "slot"]
 
 
 def test_a_second_run_changes_nothing(ready: SlotRig) -> None:
