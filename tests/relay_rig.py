@@ -239,7 +239,7 @@ class Load:
     """Writers with a task each, which commit, roll back and roll back to savepoints at random, until the end."""
 
     TASKS = ("mail", "invoice.pdf", "größe", "re index")
-    PAUSE_SECONDS = 0.004
+    PAUSE_SECONDS = 0.012
 
     def __init__(self, rig: RelayRig, seed: int) -> None:
         self.committed: list[Row] = []

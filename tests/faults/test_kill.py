@@ -28,7 +28,7 @@ def test_twenty_kills_under_load_lose_nothing(rig: RelayRig, topic: CreateTopic)
         for _ in range(KILLS):
             relay = rig.start(*PURGING)
             relay.wait_for_log("streaming ")
-            records_after(rig, int(2000 * choice.random() ** 2))
+            records_after(rig, int(1000 * choice.random() ** 2))
             relay.kill9()
             deaths.append(rig.death())
     rig.stream(*PURGING)
@@ -46,7 +46,7 @@ def test_ten_clean_stops_under_load_repeat_and_lose_nothing(rig: RelayRig, topic
     with Load(rig, seed=10) as load:
         for _ in range(STOPS):
             relay = rig.stream(*PURGING)
-            records_after(rig, int(2000 * choice.random() ** 2))
+            records_after(rig, int(1000 * choice.random() ** 2))
             assert relay.terminate() == 0
             assert "not everything was acknowledged" not in relay.stderr_text()
     rig.catch_up()

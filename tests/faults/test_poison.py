@@ -160,3 +160,20 @@ def test_a_row_without_a_legal_topic_is_poison(rig: RelayRig) -> None:
     rows = rig.stage("")
     rig.catch_up(*options, "--on-poison", "dead-letter")
     assert rows_of(rig.read()) == rows
+
+
+@pytest.mark.kafka_only
+def test_nothing_overtakes_a_record_that_became_too_large_under_a_running_relay(rig: RelayRig) -> None:
+    relay = rig.stream("-X", "batch.size=15000")  # its followers are in batches of their own
+    before = rig.stage(count=20)
+    rig.wait_for(before)
+    set_topic_limit(rig, LIMIT)
+    relay.pause()
+    poison = rig.stage(padding=TOO_LARGE)
+    after = [row for _ in range(20) for row in rig.stage(count=10, padding=900)]
+    relay.resume()
+    assert relay.wait() == 5
+    standard_check(before, poison + after, rig.read())
+    set_topic_limit(rig, 1_000_000)
+    rig.catch_up()
+    standard_check(before + poison + after, [], rig.read())
