@@ -2,9 +2,10 @@
 
 import json
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import psycopg
 import pytest
@@ -14,7 +15,7 @@ from cdc_outbox.statements import identifier
 from tests.fix_command import Command, Running
 from tests.fix_kafka import Broker, CreateTopic, Record
 from tests.fix_postgres import Database
-from tests.relay_rig import RelayRig
+from tests.relay_rig import RelayRig, Row
 from tests.waiting import eventually
 
 Done = subprocess.CompletedProcess[str]
@@ -141,6 +142,32 @@ class SlotRig(RelayRig):
 
     def numbers(self, records: list[Record]) -> list[int]:
         return [json.loads(record.value or b"")["n"] for record in records]
+
+
+class Writer:
+    """Inserts and commits without a pause, until the end."""
+
+    def __init__(self, rig: SlotRig) -> None:
+        self.rows: list[Row] = []
+        self._rig = rig
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        eventually(lambda: len(self.rows) > 10, 10, "rows are written")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _write(self) -> None:
+        with psycopg.connect(self._rig.database.socket_dsn) as connection:
+            while not self._stop.is_set():
+                written = self._rig.stage("writer", on=connection)
+                connection.commit()
+                self.rows.extend(written)
 
 
 class NewRig(Protocol):

@@ -271,7 +271,3 @@ def test_a_password_is_used_and_never_shown(postgres_server: StartPostgres, new_
         assert done.returncode == 0, done.stderr
         rig.wait_for(rows)
         assert MARKER not in done.stdout + done.stderr
-
-        done = rig.command.run("stream", *options, *names, *kafka, "--endpos", "x", env=env)
-        refusal(done, 2, "--endpos")
-        assert MARKER not in done.stdout + done.stderr

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,8 +10,7 @@ import psycopg
 import pytest
 
 from tests.fix_command import Running
-from tests.relay_rig import Row
-from tests.slot_rig import NewRole, SlotRig, refusal
+from tests.slot_rig import NewRole, SlotRig, Writer, refusal
 from tests.waiting import eventually
 
 THINGS = ["table", "checkpoint", "dead letters", "archive", "archive's index", "publication", "slot"]
@@ -225,32 +223,6 @@ def test_two_runs_at_once_make_one_setup(fresh: SlotRig) -> None:
 
 
 # -- rows that are there --------------------------------------------------------------------------------------------
-
-
-class Writer:
-    """Inserts and commits without a pause, until the end."""
-
-    def __init__(self, rig: SlotRig) -> None:
-        self.rows: list[Row] = []
-        self._rig = rig
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._write)
-
-    def __enter__(self) -> "Writer":
-        self._thread.start()
-        eventually(lambda: len(self.rows) > 10, 10, "rows are written")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _write(self) -> None:
-        with psycopg.connect(self._rig.database.socket_dsn) as connection:
-            while not self._stop.is_set():
-                written = self._rig.stage("writer", on=connection)
-                connection.commit()
-                self.rows.extend(written)
 
 
 TABLES = {
@@ -482,9 +454,3 @@ def test_purge_once(ready: SlotRig) -> None:
     assert stored
     assert confirmed
     assert relay.terminate() == 0
-
-
-def test_purge_without_a_relay_deletes_nothing(ready: SlotRig) -> None:
-    ready.stage(count=5)
-    assert "0 rows purged" in ready.purge()
-    assert ready.backlog == 5

@@ -82,7 +82,6 @@ def logical(plugin: str, more: str = "") -> str:
 
 SLOTS = {
     "physical": ("select pg_create_physical_replication_slot('{slot}')", "slot_type = physical"),
-    "physical, reserved": ("select pg_create_physical_replication_slot('{slot}', true)", "slot_type = physical"),
     "of another plugin": (logical("test_decoding"), "plugin = test_decoding"),
     "two_phase": (logical("pgoutput", ", twophase => true"), "two_phase = True"),
 }
