@@ -137,7 +137,8 @@ class Inbox:
     def trim(self, connection: Any, age_seconds: float, *, batch: int = 10_000) -> int | Awaitable[int]:
         """Forget at most `batch` rows of jobs whose last step is older than that; how many. Again until it is 0.
 
-        Of every source. A repeat that comes later is done again: keep them longer than Kafka keeps the topic.
+        Of every source, in the transaction that is open on `connection`: best one a batch. A repeat that comes later
+        is done again, so keep them longer than Kafka keeps the topic.
         """
         found = caller(connection).execute(self._trim, [str(age_seconds), str(batch)])
         return _count(found) if isinstance(found, Awaitable) else int(found[0][0])
@@ -170,6 +171,6 @@ def message_id(message: object) -> str:
         return str(headers)
     pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
     for name, value in pairs:
-        if name in ("id", "ce_id") and value:
+        if name in ("id", "ce_id") and value not in (None, "", b""):
             return value.decode() if isinstance(value, bytes) else str(value)
     raise ValueError("the message has no header id: it does not come from the relay")

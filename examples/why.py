@@ -33,9 +33,9 @@ from cdc_outbox.embedded import PostgresServer, ServerProcess, TansuBroker, free
 from cdc_outbox.statements import statements
 from cdc_outbox.story import COMMAND, FOREIGN, Relay
 
-KILLS, ORDERS_EACH = 6, 90
+KILLS, ORDERS_EACH = 7, 110
 WORKERS = 16
-PAUSES = (0.01, 0.02, 0.04, 0.08, 0.16)  # seconds before a worker that retries looks for the order again
+PAUSES = (0.01, 0.02, 0.04, 0.08)  # seconds before a worker that retries looks for the order again
 QUIET_SECONDS, PATIENCE_SECONDS = 0.7, 30.0
 SILENT = logging.Logger("silent")
 APPLICATION = str(Path(__file__).with_name("why_application.py"))

@@ -1,6 +1,6 @@
 """The application of `why.py`, which kills it: `python why_application.py WAY DSN BOOTSTRAP_SERVERS`.
 
-Eight threads place orders, each with a job, in one of the ways; one transaction in ten fails, one in twenty takes long.
+Eight threads place orders, each with a job, in one of the ways; one transaction in ten fails, one in 25 takes long.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from confluent_kafka import Producer
 from cdc_outbox import stage
 
 THREADS = 8
-FAILED, LONG = 0.10, 0.05  # of the transactions
-WORK_SECONDS, LONG_SECONDS = 0.010, 0.500  # what else a transaction does
+FAILED, LONG = 0.10, 0.04  # of the transactions
+WORK_SECONDS, LONG_SECONDS = 0.010, 0.300  # what else a transaction does
 
 
 class Failed(Exception):

@@ -281,8 +281,11 @@ def imported(code: str) -> set[str]:
     return set(json.loads(done.stdout.replace("'", '"')))
 
 
-def test_the_package_imports_no_library() -> None:
-    assert imported("import cdc_outbox; cdc_outbox.stage; cdc_outbox.Inbox") == set()
+def test_the_package_imports_no_library_and_nothing_of_the_relay() -> None:
+    ours = {"cdc_outbox", "cdc_outbox.clients", "cdc_outbox.inbox", "cdc_outbox.stage"}
+    code = "import sys, cdc_outbox; cdc_outbox.stage; cdc_outbox.Inbox"
+    code += f"; assert {{name for name in sys.modules if name.split('.')[0] == 'cdc_outbox'}} == {ours}"
+    assert imported(code) == set()
 
 
 def test_staging_imports_no_library_but_the_callers(tables: Database) -> None:
