@@ -8,7 +8,7 @@ ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
-.PHONY: demo why test bench lint clean
+.PHONY: demo why test bench bench-purge lint clean
 
 demo: .venv/demo.stamp
 	@$(BIN)/cdc-outbox demo $(ARGS)
@@ -21,6 +21,9 @@ test: lint
 
 bench: .venv/dev.stamp
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-purge: .venv/dev.stamp
+	@$(BIN)/python -m benchmarks.purge $(ARGS)
 
 lint: .venv/dev.stamp
 	@$(BIN)/ruff check

@@ -71,7 +71,7 @@ def drain(rig: Rig, rows: int, rows_per_transaction: int, runs: int) -> Drain:
         for run in range(runs):
             found.pg_recvlogical.append(_receive(rig, database, _yardstick_slot(database, run), end))
             with rig.topic() as topic:
-                found.relay.append(_relay(rig, database, _relay_slot(database, run), topic))
+                found.relay.append(drain_once(rig, database, _relay_slot(database, run), topic))
                 found.topics.append(check_topic(rig.broker.bootstrap, topic, rows))
     return found
 
@@ -92,10 +92,10 @@ def _receive(rig: Rig, database: Database, slot: str, end: str) -> Usage:
     return usage
 
 
-def _relay(rig: Rig, database: Database, slot: str, topic: str) -> Usage:
+def drain_once(rig: Rig, database: Database, slot: str, topic: str, purge_every: str = "off") -> Usage:
     args = ["stream", "--dsn", database.socket_dsn, "--slot", slot, "--topic", topic]
     args += ["--bootstrap-servers", rig.broker.bootstrap, "--until-caught-up"]
-    args += ["--purge-every", "off", "--metrics-address", "off"]
+    args += ["--purge-every", purge_every, "--metrics-address", "off"]
     usage = measure([EXECUTABLE, *args], b"streaming ")
     _drop(database, slot)
     return usage
