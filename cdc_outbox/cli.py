@@ -338,6 +338,9 @@ def drop_slot(yes: bool, **given: Any) -> None:
 @cli.command()
 @common
 @producing
+@option("--create-topics", is_flag=True, help="Create a topic that does not exist.")
+@option("--topic-partitions", type=int, default=-1, help="Of a topic created; -1 is the broker's default.")
+@option("--topic-replication", type=int, default=-1, help="Replication factor of a topic created; -1 likewise.")
 @option(
     "--on-poison",
     type=click.Choice(["halt", "dead-letter"]),

@@ -41,6 +41,9 @@ class Settings:
     cloudevents: bool = False
     source: str = "/cdc-outbox"
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    create_topics: bool = False
+    topic_partitions: int = -1
+    topic_replication: int = -1
     on_poison: str = "halt"
     on_gap: str = "halt"
     purge_every: float | None = 5.0
@@ -97,6 +100,9 @@ def _stream_problems(settings: Settings) -> list[str]:
             if not _legal_server(server.strip())
         ]
     problems += _topic_problems(settings.topic)
+    for option, count in (("partitions", settings.topic_partitions), ("replication", settings.topic_replication)):
+        if not (count == -1 or count > 0):
+            problems.append(f"--topic-{option}: give a number above 0, or -1 for the broker's default")
     unknown = [role for role in settings.columns if role not in ROLES]
     problems += [f"--column {role}: no such role; there are {', '.join(ROLES)}" for role in unknown]
     problems += [f"--column {role}: a name is missing" for role, name in settings.columns.items() if not name]

@@ -78,6 +78,15 @@ class BatchRefused(DeliveryFailed):
         self.topic = topic
 
 
+class TopicMissing(DeliveryFailed):
+    """A topic does not exist (yet)."""
+
+    def __init__(self, topics: set[str], message: str) -> None:
+        """`topics`: all that are missing, which delivery reports may still add to."""
+        super().__init__(message)
+        self.topics = topics
+
+
 class Stopped(OutboxError):
     """A signal asked the program to end while it was waiting."""
 

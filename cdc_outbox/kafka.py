@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # not in its __all__
+from confluent_kafka.cimpl import NewTopic
 
 from cdc_outbox.errors import ConfigError, DeliveryFailed, OutboxError, RecordRefused
 
@@ -76,6 +77,8 @@ REFUSED_FOR_GOOD = frozenset(
     }
 )
 """Error codes by which Kafka says that this record will never do. Anything else is retried for ever, in order."""
+
+MISSING_TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 
 ONE_BY_ONE: Mapping[str, str] = {"linger.ms": "0", "enable.gapless.guarantee": "false"}
 """For records of which each is acknowledged before the next is produced: then there is nothing to overtake."""
@@ -157,6 +160,17 @@ class KafkaProducer:
             return str(found.error.str())
         return None
 
+    def create_topic(self, topic: str, partitions: int, replication: int) -> str | None:
+        """Why it could not be created, or None: it is there now. -1 is the broker's default."""
+        admin = self._admin()  # its answers end with it
+        try:
+            admin.create_topics([NewTopic(topic, partitions, replication)], request_timeout=5)[topic].result(6)
+        except KafkaException as error:
+            return None if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS else _reason(error.args[0])
+        except (TimeoutError, ValueError) as error:
+            return str(error) or "no answer"
+        return None
+
     @property
     def own_size_limit(self) -> int:
         """librdkafka refuses a larger record at `produce`; compression does not count."""
@@ -210,6 +224,10 @@ def failure(error: KafkaError) -> OutboxError:
     if error.code() in REFUSED_FOR_GOOD:
         return RecordRefused(_reason(error))
     return DeliveryFailed(f"Kafka did not take a record: {_reason(error)}")
+
+
+def is_missing_topic(error: KafkaError) -> bool:
+    return error.code() in MISSING_TOPIC
 
 
 def is_too_large(error: KafkaError) -> bool:

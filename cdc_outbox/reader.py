@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cdc_outbox.dead_letter import DeadLetter
-from cdc_outbox.errors import BatchRefused, OutboxError, ProtocolError, RecordRefused
+from cdc_outbox.errors import BatchRefused, OutboxError, ProtocolError, RecordRefused, TopicMissing
 from cdc_outbox.event import Columns, Header, Layout, RecordFormat, UnsendableRow
 from cdc_outbox.inflight import InFlight, Transaction
 from cdc_outbox.kafka import (
@@ -24,6 +24,7 @@ from cdc_outbox.kafka import (
     ProduceError,
     Report,
     failure,
+    is_missing_topic,
     is_too_large,
 )
 from cdc_outbox.pgoutput import (
@@ -110,6 +111,7 @@ class Reader:
         """The first delivery that failed; the session ends with it."""
         self.refused: BatchRefused | None = None
         """Of the batches that Kafka refused for good, the one with the oldest transaction."""
+        self._missing_topics: set[str] = set()
         self.failures = {"refused": 0, "failed": 0}
         self.at_end = False
         """Everything that is to be read has been read."""
@@ -276,16 +278,22 @@ class Reader:
         if isinstance(error, UnsendableRow):
             self._dead(row, str(error), None)
             return True
-        why = failure(error.args[0])
+        why = self._why(error.args[0], row.topic)
         if not isinstance(why, RecordRefused):
             self.failure = why
             return False
         self._dead(row, f"{why} by this client's message.max.bytes", self._producer.own_size_limit)
         return True
 
+    def _why(self, error: DeliveryError, topic: str | None) -> OutboxError:
+        if not is_missing_topic(error) or not topic:
+            return failure(error)
+        self._missing_topics.add(topic)
+        return TopicMissing(self._missing_topics, f"topic {topic}: {failure(error)}")
+
     def _not_delivered(self, transaction: Transaction, error: DeliveryError, topic: str) -> None:
         """A delivery report that says no."""
-        why = failure(error)
+        why = self._why(error, topic)
         if not isinstance(why, RecordRefused):
             self.failures["failed"] += 1
             self.failure = self.failure or why

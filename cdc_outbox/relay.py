@@ -15,6 +15,7 @@ from cdc_outbox.errors import (
     PreconditionError,
     SlotInUse,
     Stopped,
+    TopicMissing,
 )
 from cdc_outbox.event import topic_columns
 from cdc_outbox.kafka import KafkaProducer
@@ -152,9 +153,26 @@ class Relay:
         topic = self.settings.topic
         if topic_columns(topic):
             return False
-        if (why := producer.topic_error(topic, TOPIC_SECONDS)) is not None:
+        why = producer.topic_error(topic, TOPIC_SECONDS)
+        if why is not None and self.settings.create_topics:
+            why = self._create_topic(topic, producer)
+        if why is not None:
             raise PreconditionError(f"topic {topic}: {why}", "create it, or name another with --topic")
         return not producer.down and self._learn_size_limit(topic, producer)
+
+    def _create_topic(self, topic: str, producer: KafkaProducer) -> str | None:
+        """Why it could not be created, or None."""
+        why = producer.create_topic(topic, self.settings.topic_partitions, self.settings.topic_replication)
+        if why is None:
+            log.info("topic %s created", topic)
+        return why
+
+    def _create_topics(self, topics: set[str]) -> None:
+        producer = self._new_producer()
+        for topic in sorted(topics):
+            if (why := self._create_topic(topic, producer)) is not None:
+                log.warning("topic %s could not be created: %s", topic, why)
+        producer.close(0.0)
 
     def _after(self, error: OutboxError, backoff: Backoff) -> None:
         """Mend, wait, or raise `error`."""
@@ -169,6 +187,8 @@ class Relay:
             raise error
         if not self.started and not server_is_starting(self.conninfo):
             raise error  # fail fast on first contact, be patient afterwards
+        if isinstance(error, TopicMissing) and self.settings.create_topics:
+            self._create_topics(error.topics)
         self.figures.reconnects["kafka" if isinstance(error, DeliveryFailed) else "postgres"] += 1
         wait = backoff.next(jitter=True)
         log.warning("%s; starting over from the slot in %.1f s", error, wait)

@@ -2,8 +2,11 @@
 
 import json
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 
 import pytest
+from confluent_kafka import KafkaException
 
 from tests.fix_kafka import Broker, Record
 from tests.fix_postgres import Database
@@ -12,6 +15,26 @@ from tests.slot_rig import NewRole, SlotRig, refusal
 from tests.waiting import eventually
 
 LIMIT = ("-X", "message.max.bytes=20000")
+
+
+NewTopics = Callable[[str], str]
+
+
+@pytest.fixture
+def topics(broker: Broker) -> Iterator[NewTopics]:
+    """Names of topics that a relay makes, or the test; deleted at its end."""
+    with ExitStack() as stack:
+
+        def expect(name: str) -> str:
+            stack.callback(_delete, broker, name)
+            return name
+
+        yield expect
+
+
+def _delete(broker: Broker, name: str) -> None:
+    with suppress(KafkaException):  # the test may have failed before it was made
+        broker.delete_topic(name)
 
 
 def run(rig: RelayRig, *args: str) -> subprocess.CompletedProcess[str]:
@@ -173,7 +196,9 @@ def test_a_dead_letter_that_may_not_be_stored_halts_the_relay_where_it_is(ready:
 
 
 @pytest.mark.kafka_only
-def test_a_topic_that_is_missing_is_waited_for_and_makes_no_dead_letter(rig: RelayRig, broker: Broker) -> None:
+def test_a_topic_that_is_missing_is_waited_for_and_makes_no_dead_letter(
+    rig: RelayRig, broker: Broker, topics: NewTopics
+) -> None:
     options = ("--topic", f"{rig.topic}.{{task}}", "--on-poison", "dead-letter")
     first = rig.stage(count=3)
     relay = rig.stream(*options)
@@ -181,8 +206,19 @@ def test_a_topic_that_is_missing_is_waited_for_and_makes_no_dead_letter(rig: Rel
     poison = rig.stage("no topic / has this name")
     rows = first + rig.stage(count=3)
     assert letters(rig.database) == 0
-    name = broker.create_topic(f"{rig.topic}.mail")
+    name = broker.create_topic(topics(f"{rig.topic}.mail"))
     assert rows_of(broker.read(name, until=lambda found: len(found) >= 6)) == rows
     eventually(lambda: letters(rig.database) == len(poison), 10, "the illegal name is poison")
     assert relay.terminate() == 0
-    broker.delete_topic(name)
+
+
+@pytest.mark.kafka_only
+def test_topics_are_created_for_those_who_ask_for_it(rig: RelayRig, broker: Broker, topics: NewTopics) -> None:
+    for template, tasks in ((f"{rig.topic}.fixed", [""]), (f"{rig.topic}_{{task}}", ["mail", "other"])):
+        rows = rig.stage(count=3) + rig.stage("other", 3)
+        names = [topics(template.format(task=task)) for task in tasks]
+        log = rig.catch_up("--topic", template, "--create-topics", "--topic-partitions", "3")
+        for name in names:
+            assert f"topic {name} created" in log
+            assert len(broker.admin.list_topics(name, timeout=5).topics[name].partitions) == 3
+        assert {row for name in names for row in rows_of(broker.read(name))} == set(rows)
