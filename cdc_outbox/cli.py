@@ -23,6 +23,7 @@ from cdc_outbox.dead_letter import DeadLetters, as_line
 from cdc_outbox.doctor import examine, failed, findings_as_json
 from cdc_outbox.errors import ConfigError, OutboxError, PreconditionError, Stopped
 from cdc_outbox.http import MetricsServer
+from cdc_outbox.inbox_setup import make_inbox, trim_inbox
 from cdc_outbox.metrics import Figures
 from cdc_outbox.objects import require
 from cdc_outbox.purge import Purge, PurgeThread
@@ -212,6 +213,14 @@ producing = grouped(
     ),
     option("--source", default="/cdc-outbox", help="ce_source of CloudEvents."),
     option(
+        "--header",
+        "headers",
+        multiple=True,
+        callback=pairs,
+        metavar="NAME=COLUMN",
+        help="A column that becomes a header too; repeatable.",
+    ),
+    option(
         "--property",
         "-X",
         "properties",
@@ -229,6 +238,8 @@ deleting = grouped(
     option("--archive", is_flag=True, help="Move relayed rows to the archive instead of deleting them."),
     option("--archive-retain", type=Duration(), help="How long rows stay in the archive; otherwise for good."),
 )
+
+inbox_table = option("--inbox", default="inbox", help="The worker's table, with its schema if need be.")
 
 choosing = grouped(
     option("--id", "ids", multiple=True, help="The row with this id; repeatable."),
@@ -565,6 +576,27 @@ def doctor(record_format: str, as_json: bool, **given: Any) -> None:
         click.echo(findings_as_json(found))
     if failed(found):
         sys.exit(PreconditionError.exit_code)
+
+
+@cli.command("init-inbox")
+@common
+@inbox_table
+def init_inbox(inbox: str, **given: Any) -> None:
+    """Make the table in which a worker notes what it has done, in the worker's own database; idempotent."""
+    settings = database_settings(given)
+    with Wakeup() as wakeup:
+        click.echo(make_inbox(settings, wakeup, inbox))
+
+
+@cli.command("inbox-trim")
+@common
+@inbox_table
+@option("--age", type=Duration(), required=True, help="Forget what was done longer ago than this.")
+def inbox_trim(inbox: str, age: float, **given: Any) -> None:
+    """Forget old rows of a worker's inbox; keep them longer than Kafka keeps the topic."""
+    settings = database_settings(given)
+    with Wakeup() as wakeup:
+        click.echo(f"{trim_inbox(settings, wakeup, inbox, age)} rows forgotten")
 
 
 @cli.command()

@@ -109,6 +109,19 @@ def resolve(queries: Queries, table: str, slot: str, publication: str) -> Object
     return Objects(str(schema), str(name), int(oid or 0), slot, publication)
 
 
+_TO_BE = """
+select case when array_length(p, 1) > 1 then p[1] else current_schema() end, p[array_length(p, 1)]
+from parse_ident($1) p"""
+
+
+def table_to_be(queries: Queries, table: str) -> tuple[str, str]:
+    """(schema, name) that `create table` would give to `table`. Raises PreconditionError."""
+    schema, name = queries.call(_TO_BE, [table], doing=f"reading the name {table}")[0]
+    if schema is None:
+        raise PreconditionError("no schema to create a table in: search_path is empty", "write SCHEMA.NAME")
+    return schema, str(name)
+
+
 def require(queries: Queries, table: str, slot: str, publication: str) -> Objects:
     """`resolve`, or PreconditionError."""
     objects = resolve(queries, table, slot, publication)

@@ -27,7 +27,7 @@ from cdc_outbox.checkpoint import (
 from cdc_outbox.config import Settings
 from cdc_outbox.errors import OutboxError, PreconditionError, SlotInUse, Stopped
 from cdc_outbox.lsn import format_lsn
-from cdc_outbox.objects import Objects, Slot, find_slot, require, resolve, slot_holder
+from cdc_outbox.objects import Objects, Slot, find_slot, require, resolve, slot_holder, table_to_be
 from cdc_outbox.query import Queries, Row, complete_conninfo
 from cdc_outbox.statements import identifier, literal, statements
 from cdc_outbox.wakeup import Wakeup
@@ -37,10 +37,6 @@ TELL_SECONDS = 2.0
 LEAVING_SECONDS = 5.0
 LONG_SECONDS = 24 * 3600.0
 """A requeue of millions of rows takes as long as it takes."""
-
-_NAME = """
-select p[array_length(p, 1)], case when array_length(p, 1) > 1 then p[1] else current_schema() end
-from parse_ident($1) p"""
 
 _SERVER = """
 select current_setting('server_version_num'), current_setting('wal_level'), pg_is_in_recovery()::text"""
@@ -233,12 +229,8 @@ class Setup:
             self._did("archive", f"column {name} added")
 
     def _objects_to_be(self) -> Objects:
-        name, schema = self._call(_NAME, [self.settings.table], doing="reading --table")[0]
-        if schema is None:
-            raise PreconditionError(
-                "no schema to create the table in: search_path is empty", "give --table as SCHEMA.NAME"
-            )
-        return Objects(schema, name or "", 0, self.settings.slot, self.settings.publication)
+        schema, name = table_to_be(self._queries, self.settings.table)
+        return Objects(schema, name, 0, self.settings.slot, self.settings.publication)
 
     def _make_publication(self, objects: Objects) -> None:
         """Exactly our table, whole, inserts only; other tables that somebody added are left alone."""
