@@ -19,6 +19,7 @@ import psycopg
 from benchmarks.backlog import INSERT, load
 from benchmarks.drain import drain_once
 from benchmarks.rig import Rig, rig
+from benchmarks.usage import RunFailed
 from cdc_outbox.errors import PreconditionError
 from tests.fix_command import Running
 from tests.fix_postgres import Database
@@ -83,6 +84,9 @@ def main() -> int:
     except (KafkaUnavailable, PreconditionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except RunFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     print(json.dumps([asdict(one) for one in found], indent=1))
     print(_table(found))
     return 0
