@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from cdc_outbox.config import Settings
-from cdc_outbox.errors import OutboxError
+from cdc_outbox.errors import ConfigError, OutboxError
 from cdc_outbox.event import topic_columns
 from cdc_outbox.facts import Facts
 from cdc_outbox.finding import Checks, Finding, fail, ok, skip, warn
@@ -24,10 +24,8 @@ class Kafka:
     """`postgres` is None when it cannot be asked."""
 
     def __init__(self, settings: Settings, postgres: Facts | None) -> None:
-        """Raises ConfigError."""
         self.settings = settings
         self.postgres = postgres
-        self.cluster = Cluster(settings.bootstrap_servers, settings.properties)
         self.is_template = bool(topic_columns(settings.topic))
 
     @cached_property
@@ -36,6 +34,10 @@ class Kafka:
         producer = KafkaProducer(self.settings.bootstrap_servers, self.settings.properties)
         producer.close(0)
         return producer.own_size_limit
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        return Cluster(self.settings.bootstrap_servers, self.settings.properties)
 
     @cached_property
     def brokers(self) -> int | OutboxError:
@@ -60,7 +62,10 @@ check = Checks[Kafka]()
 
 @check("producer settings")
 def producer_settings(kafka: Kafka) -> Finding:
-    limit = f"records up to {size(kafka.own_size_limit)}"
+    try:
+        limit = f"records up to {size(kafka.own_size_limit)}"
+    except ConfigError as error:
+        return fail(str(error), "give that -X a value that librdkafka takes")
     own = ", ".join(f"{name}={value}" for name, value in sorted(kafka.settings.properties.items()) if _harmless(name))
     return ok(f"acks=all, idempotent, murmur2, {limit}" + (f"; {own}" if own else ""))
 
@@ -72,6 +77,8 @@ def _harmless(name: str) -> bool:
 
 @check("Kafka")
 def reachable(kafka: Kafka) -> Finding:
+    if isinstance(kafka.brokers, ConfigError):
+        return skip("there is no producer to try it with")
     if isinstance(kafka.brokers, OutboxError):
         return fail(
             f"no broker answers at {kafka.settings.bootstrap_servers}: {kafka.brokers}",

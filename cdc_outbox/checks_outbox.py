@@ -7,7 +7,8 @@ from cdc_outbox.facts import Facts
 from cdc_outbox.finding import Checks, Finding, fail, ok, skip, warn
 from cdc_outbox.objects import WAY_BACK, require_slot
 from cdc_outbox.statements import identifier, literal
-from cdc_outbox.status import TRANSACTIONS_SQL, open_transactions
+from cdc_outbox.status import TRANSACTIONS_SQL
+from cdc_outbox.status_report import open_transactions
 from cdc_outbox.status_text import size, transaction
 
 check = Checks[Facts]()
@@ -156,7 +157,7 @@ def transactions(facts: Facts) -> Finding:
     if facts.slot is None:
         return skip("no slot")
     rows = facts.ask(TRANSACTIONS_SQL, [1])
-    for one in open_transactions(rows, facts.slot["catalog_xmin_age"]):
+    for one in open_transactions(rows, facts.slot):
         held = facts.slot["held_bytes"]
         if one.holds and ((one.seconds or 0) > LONG_SECONDS or held > MUCH_WAL_BYTES):
             end = f"select pg_terminate_backend({one.pid})"

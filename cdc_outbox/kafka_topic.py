@@ -40,8 +40,8 @@ class Cluster:
         config = {**properties, "bootstrap.servers": bootstrap_servers, "error_cb": self._error}
         try:
             self._admin = AdminClient(config, logger=silent)  # type: ignore[arg-type]  # its stub knows no error_cb
-        except (KafkaException, TypeError, ValueError) as error:
-            raise ConfigError(f"-X: {error}") from None
+        except KafkaException as error:
+            raise ConfigError(f"-X: {_words(error)}") from None
 
     def brokers(self) -> int:
         """How many there are. Raises DeliveryFailed saying why none answers."""

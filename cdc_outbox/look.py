@@ -7,6 +7,7 @@ so that behind a pooler they do not stay with the server's session.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from cdc_outbox.errors import OutboxError
@@ -34,16 +35,14 @@ class Look(Queries):
         """As `Queries.call`, in a transaction of its own."""
         call = super().call
         try:
-            try:
-                call(_BEGIN, doing=doing, seconds=seconds)
-                call(_LIMITS, doing=doing, seconds=seconds)
-                rows = call(query, parameters, doing=doing, seconds=seconds)
-                call("commit", doing=doing, seconds=seconds)
-            except OutboxError:
-                if self.idle:
-                    call("rollback", doing=doing, seconds=seconds)
-                raise
+            call(_BEGIN, doing=doing, seconds=seconds)
+            call(_LIMITS, doing=doing, seconds=seconds)
+            rows = call(query, parameters, doing=doing, seconds=seconds)
+            call("commit", doing=doing, seconds=seconds)
         except OutboxError:
+            if self.idle:
+                with contextlib.suppress(OutboxError):  # what came first is what is told
+                    call("rollback", doing=doing, seconds=seconds)
             self.lost = not self.idle
             raise
         return rows

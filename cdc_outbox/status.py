@@ -18,7 +18,7 @@ from cdc_outbox.look import Look
 from cdc_outbox.objects import Objects, resolve
 from cdc_outbox.query import Row, complete_conninfo
 from cdc_outbox.statements import qualified
-from cdc_outbox.status_report import Lag, OpenTransaction, Status, TableState, behind, slot_state, wal_state
+from cdc_outbox.status_report import Lag, Status, TableState, behind, number, open_transactions, slot_state, wal_state
 from cdc_outbox.wakeup import Wakeup
 
 log = logging.getLogger("cdc_outbox.status")
@@ -113,12 +113,12 @@ class Watcher:
                 slot,
                 position,
                 left=raw.get("safe_wal_size"),
-                limit=_number(limit),
+                limit=number(limit),
                 written=self._written(position),
-                idle_timeout=_number(idle_timeout),
+                idle_timeout=number(idle_timeout),
             ),
             transactions=open_transactions(
-                self._ask("open transactions", TRANSACTIONS_SQL, [LISTED_TRANSACTIONS]), raw.get("catalog_xmin_age")
+                self._ask("open transactions", TRANSACTIONS_SQL, [LISTED_TRANSACTIONS]), raw
             ),
             outbox=_with_oldest(outbox, waiting),
             dead_letters=self._dead_letters(objects, tables.get("dead_letters")),
@@ -176,7 +176,7 @@ class Watcher:
         return replace(
             found,
             rows=max(counted, found.rows) if counted == COUNTED_DEAD_LETTERS else counted,
-            oldest_seconds=_number(rows[0][1]),
+            oldest_seconds=number(rows[0][1]),
         )
 
     def _written(self, position: str) -> tuple[float, float] | None:
@@ -222,30 +222,9 @@ def look(settings: Settings, wakeup: Wakeup, every: float | None, show: Callable
             watcher.close()
 
 
-def open_transactions(rows: list[Row], horizon: int | None) -> tuple[OpenTransaction, ...]:
-    """`horizon`: age of the slot's catalog_xmin. Once the relay has confirmed what it read, that is the oldest
-    transaction which was open then; so one that is as old holds the slot back, and a younger one does not."""
-    return tuple(
-        OpenTransaction(
-            pid=int(pid) if pid else None,
-            prepared=gid,
-            application=application or None,
-            database=database,
-            seconds=_number(seconds),
-            xids=int(xids or 0),
-            holds=horizon is not None and int(xids or 0) >= horizon,
-        )
-        for pid, gid, application, database, seconds, xids in rows
-    )
-
-
 def _with_oldest(outbox: TableState | None, waiting: Waiting | None) -> TableState | None:
     if outbox is None or waiting is None:
         return outbox
     # Statistics may not know yet of a row that is there.
     rows = outbox.rows if waiting.oldest_seconds is None else max(1, outbox.rows)
     return replace(outbox, rows=rows, oldest_seconds=waiting.oldest_seconds)
-
-
-def _number(text: str | None) -> float | None:
-    return None if text is None else float(text)

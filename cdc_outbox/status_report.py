@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from cdc_outbox.errors import PreconditionError
-from cdc_outbox.lsn import parse_lsn
+from cdc_outbox.lsn import WAL_SEGMENT_BYTES, parse_lsn
 from cdc_outbox.objects import parse_slot
+from cdc_outbox.query import Row
 
 SHORTEST_RATE_SECONDS = 1.0
 
@@ -148,6 +150,33 @@ def wal_state(
     )
 
 
+def open_transactions(rows: list[Row], slot: Mapping[str, Any]) -> tuple[OpenTransaction, ...]:
+    """`slot`: a row of pg_replication_slots with `catalog_xmin_age`.
+
+    A transaction holds the slot back if restart_lsn stays behind what is confirmed, and if it is about as old as
+    catalog_xmin, which is the oldest one that ran beside it. On a busy server restart_lsn is some seconds behind
+    without any: then the oldest one is far younger than that.
+    """
+    confirmed, restart, horizon = (slot.get(key) for key in ("confirmed_flush_lsn", "restart_lsn", "catalog_xmin_age"))
+    stays_behind = bool(confirmed and restart and (behind(confirmed, restart) or 0) > WAL_SEGMENT_BYTES)
+    return tuple(
+        OpenTransaction(
+            pid=int(pid) if pid else None,
+            prepared=gid,
+            application=application or None,
+            database=database,
+            seconds=number(seconds),
+            xids=int(xids or 0),
+            holds=stays_behind and horizon is not None and 2 * int(xids or 0) >= horizon,
+        )
+        for pid, gid, application, database, seconds, xids in rows
+    )
+
+
 def behind(position: str, lsn: str | None) -> int | None:
     """Bytes of WAL between the two; None if `lsn` is not known."""
     return max(0, parse_lsn(position) - parse_lsn(lsn)) if lsn else None
+
+
+def number(text: str | None) -> float | None:
+    return None if text is None else float(text)
