@@ -310,17 +310,17 @@ class Setup:
         """Slot creation waits for every older transaction; say for which, and give up at the limit."""
         created: list[object] = []
         queries = self._queries
-        queries.ask(create, [], created.append, "creating the slot", self.wait_seconds + 30)
         patience = _Patience(self, "creating the slot")
-        beside = Queries(self._conninfo, self.wakeup)
+        beside = Queries(self._conninfo, self.wakeup)  # first: a stop while it connects must find no slot in the making
         try:
+            queries.ask(create, [], created.append, "creating the slot", self.wait_seconds + 30)
             while True:
                 queries.wait(0.2)
                 if created and queries.idle:
                     return
                 try:
                     patience.spend(lambda: _column(beside.call(_OLDEST, doing="looking at transactions")))
-                except (Stopped, PreconditionError):
+                except OutboxError:
                     queries.cancel()
                     self._drop_orphan()  # it may have got through at this very moment
                     raise
