@@ -17,7 +17,6 @@ from cdc_outbox.errors import ConnectionLost, OutboxError, Stopped
 from cdc_outbox.look import Look
 from cdc_outbox.objects import Objects, resolve
 from cdc_outbox.query import Row, complete_conninfo
-from cdc_outbox.statements import qualified
 from cdc_outbox.status_report import Lag, Status, TableState, behind, number, open_transactions, slot_state, wal_state
 from cdc_outbox.wakeup import Wakeup
 
@@ -161,7 +160,7 @@ class Watcher:
         names = {
             "outbox": objects.outbox,
             "dead_letters": objects.dead_letter,
-            "archive": qualified(objects.schema, f"{objects.table}_archive"),
+            "archive": objects.archive,
         }
         rows = self._ask("the tables' sizes", _TABLES, list(names.values()))
         return {str(row[0]): TableState(names[str(row[0])], int(row[1] or 0), int(row[2] or 0)) for row in rows}

@@ -55,7 +55,7 @@ def _confirmed(status: Status) -> str | None:
         return None
     wait = ""
     if status.lag.seconds is not None:
-        wait = f"; a row has waited {duration(status.lag.seconds)}" if status.lag.seconds else "; no row waits"
+        wait = f"; a row has waited up to {duration(status.lag.seconds)}" if status.lag.seconds else "; no row waits"
     return f"{status.slot.confirmed_flush_lsn}, {size(status.lag.bytes or 0)} behind {status.wal.position}{wait}"
 
 
