@@ -39,6 +39,8 @@ def _slot(status: Status) -> str:
 
 
 def _next(status: Status) -> str | None:
+    if status.in_recovery:
+        return "this server is a standby: give the primary's address with --dsn"
     match status.slot.state:
         case "missing" | "lost":
             return WAY_BACK

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from cdc_outbox.query import Row
-from cdc_outbox.status_report import SlotState, open_transactions, slot_state, wal_state
-from cdc_outbox.status_text import duration, size
+from cdc_outbox.status_report import Lag, SlotState, Status, open_transactions, slot_state, wal_state
+from cdc_outbox.status_text import duration, lines, size
 
 MB = 1024**2
 
@@ -86,6 +86,23 @@ def test_the_state_of_a_slot(changes: dict[str, Any], state: str, reason: str | 
     assert (found.problem is not None) is (state == "foreign")
     assert (found.held_by is not None) is bool(found.active_pid)
     assert slot_state("s", {}, "app").state == "missing"
+
+
+def next_step(state: str, *, in_recovery: bool = False) -> str | None:
+    slot = SlotState("s", state, problem="the reason", held_by="pid 7", invalidation_reason="wal_removed")
+    wal = wal_state(slot, "0/300", left=None, limit=-1, written=None, idle_timeout=None)
+    found = Status("now", "18.6", "app", in_recovery, slot, Lag(None, None), wal, (), None, None, None, ())
+    steps = [line[14:] for line in lines(found) if line.startswith("next")]
+    return steps[0] if steps else None
+
+
+def test_each_state_that_is_not_well_says_what_comes_next() -> None:
+    assert next_step("active") is None
+    assert "init-slot" in (next_step("missing") or "")
+    assert "init-slot" in (next_step("lost") or "")
+    assert "--slot" in (next_step("foreign") or "")
+    assert "cdc-outbox stream" in (next_step("inactive") or "")
+    assert "the primary's address" in (next_step("missing", in_recovery=True) or "")
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,14 @@ def test_a_partitioned_table_published_under_its_partitions_names(fresh: SlotRig
     doctor(fresh).expect("partitions", "fail", "their partitions' names", "init-slot")
 
 
+def test_a_slot_that_standbys_keep(fresh: SlotRig, postgres_major: int) -> None:
+    if postgres_major < 17:
+        pytest.skip("failover slots are of PostgreSQL 17")
+    fresh.init("--failover")
+    assert status(fresh).slot.failover is True
+    doctor(fresh).expect("failover", "warn", "ahead of them", "alter system set synchronized_standby_slots")
+
+
 def test_limits_of_the_server_that_will_hurt(
     postgres_server: StartPostgres, new_rig: NewRig, postgres_major: int
 ) -> None:

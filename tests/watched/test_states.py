@@ -72,6 +72,8 @@ def test_a_healthy_relay(ready: SlotRig) -> None:
 
 
 def test_rows_wait_while_no_relay_runs(ready: SlotRig) -> None:
+    assert status(ready).lag.seconds == 0
+    assert "no row waits" in status_text(ready)
     ready.stage(count=2)
     found = status(ready)
     assert found.slot.state == "inactive"
