@@ -2,7 +2,8 @@
 
 A row waits if its transaction took its xid after the one that stored the last position in the checkpoint, or in that
 one (a requeue): nothing was confirmed since. So the newest row tells whether anything waits. A transaction that wrote
-before that store and commits after it is overlooked until a later row comes; the relay itself sees it in the stream.
+before that store and commits after it is overlooked until a later row comes; the relay itself sees it in the stream. A
+row that somebody updates counts as new.
 """
 
 from __future__ import annotations

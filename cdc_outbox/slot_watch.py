@@ -25,6 +25,8 @@ log = logging.getLogger("cdc_outbox.slot_watch")
 
 CACHE_SECONDS = 3.0
 PATIENCE_SECONDS = 0.25
+UNTOLD_SECONDS = 60.0
+"""How long to ask nothing of a table that did not answer: it is locked, or full of dead rows that nothing may clear."""
 MISSING = "missing"
 
 # A lost slot has nothing left; without a limit (NULL, slot alive) it has all the WAL in the world.
@@ -66,7 +68,7 @@ class SlotWatch:
         self._known: Reading | None = None
         self._look: Look | None = None
         self._waiting_sql: str | None = None
-        self._nothing_waited = float("-inf")
+        self._waiting_due = self._nothing_waited = float("-inf")
         self._said = ""
         self._thread = threading.Thread(target=self._run, name="slot-watch", daemon=True)
         self._thread.start()
@@ -128,6 +130,8 @@ class SlotWatch:
 
     def _read_waiting(self, look: Look) -> Waiting | None:
         """None if it cannot be told: no such table, no privilege, the table is locked."""
+        if time.monotonic() < self._waiting_due:
+            return None
         try:
             if self._waiting_sql is None:
                 settings = self._settings
@@ -140,6 +144,7 @@ class SlotWatch:
             if look.lost:
                 raise
             self._waiting_sql = None
+            self._waiting_due = time.monotonic() + UNTOLD_SECONDS
             return None
 
     def _disconnect(self) -> None:
