@@ -72,10 +72,7 @@ def main() -> int:
     options = parser.parse_args()
     found = []
     try:
-        with rig(options.broker) as parts:
-            with psycopg.connect(parts.postgres.socket_dsn(), autocommit=True) as connection:
-                connection.execute("alter system set autovacuum = on")
-                connection.execute("select pg_reload_conf()")
+        with rig(options.broker, autovacuum="on") as parts:
             for way in options.ways:
                 print(f"{time.strftime('%X')} {way} …", file=sys.stderr)
                 found.append(_paced(parts, way, options.rate, options.seconds))

@@ -78,9 +78,10 @@ class Rig:
 
 
 @contextlib.contextmanager
-def rig(kind: Literal["kafka", "tansu"]) -> Iterator[Rig]:
+def rig(kind: Literal["kafka", "tansu"], **settings: object) -> Iterator[Rig]:
+    """`settings` of Postgres, over those above."""
     with ExitStack() as stack:
-        server = PostgresServer(postgres_bindir(MAJOR), fsync=True, settings=POSTGRES_SETTINGS)
+        server = PostgresServer(postgres_bindir(MAJOR), fsync=True, settings={**POSTGRES_SETTINGS, **settings})
         postgres = stack.enter_context(server).start()
         node: KafkaServer | TansuBroker
         node = KafkaServer(settings=KAFKA_SETTINGS) if kind == "kafka" else TansuBroker()
