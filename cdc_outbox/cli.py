@@ -189,14 +189,27 @@ column_map = option(
     help="A column of another name for a role (id, task, args, key, headers); repeatable.",
 )
 
+brokers = option(
+    "--bootstrap-servers",
+    "-b",
+    envvar=["CDC_OUTBOX_BOOTSTRAP_SERVERS", "KAFKA_BOOTSTRAP_SERVERS"],
+    default="",
+    help="Kafka brokers to begin with, HOST:PORT[,HOST:PORT…].",
+)
+
+librdkafka = option(
+    "--property",
+    "-X",
+    "properties",
+    multiple=True,
+    callback=pairs,
+    metavar="NAME=VALUE",
+    show_default=False,
+    help="Any property of librdkafka that breaks no promise; repeatable.",
+)
+
 producing = grouped(
-    option(
-        "--bootstrap-servers",
-        "-b",
-        envvar=["CDC_OUTBOX_BOOTSTRAP_SERVERS", "KAFKA_BOOTSTRAP_SERVERS"],
-        default="",
-        help="Kafka brokers to begin with, HOST:PORT[,HOST:PORT…].",
-    ),
+    brokers,
     option(
         "--topic",
         "-t",
@@ -220,16 +233,7 @@ producing = grouped(
         metavar="NAME=COLUMN",
         help="A column that becomes a header too; repeatable.",
     ),
-    option(
-        "--property",
-        "-X",
-        "properties",
-        multiple=True,
-        callback=pairs,
-        metavar="NAME=VALUE",
-        show_default=False,
-        help="Any property of librdkafka that breaks no promise; repeatable.",
-    ),
+    librdkafka,
 )
 """What is produced, and where to."""
 
@@ -576,6 +580,27 @@ def doctor(record_format: str, as_json: bool, **given: Any) -> None:
         click.echo(findings_as_json(found))
     if failed(found):
         sys.exit(PreconditionError.exit_code)
+
+
+@cli.command()
+@common
+@brokers
+@librdkafka
+@option("--scratch-topic", help="A topic to use, where this role may not create one; its records stay.")
+@option("--json", "as_json", is_flag=True, help="Report as JSON.")
+def verify(scratch_topic: str | None, as_json: bool, **given: Any) -> None:
+    """Try every promise for real, in a minute, with a schema, slot and topic of its own; exit 1 if one is not kept.
+
+    Of --table, --slot and --publication nothing is touched; no setting of the server is changed.
+    """
+    from cdc_outbox import verify as verification
+
+    settings = database_settings({**given, "topic": scratch_topic or "scratch"}, streaming=True)
+    results = verification.verify(settings, scratch_topic, lambda result: None if as_json else click.echo(result))
+    if as_json:
+        click.echo(verification.results_as_json(results))
+    if not verification.kept(results):
+        sys.exit(1)
 
 
 @cli.command("init-inbox")

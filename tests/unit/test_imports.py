@@ -10,9 +10,11 @@ PACKAGE = Path(__file__).parents[2] / "cdc_outbox"
 PURE = {"lsn", "errors", "walsender", "pgoutput", "event", "inflight", "visibility", "backoff"}
 # The demo stands outside: its servers, and its application and worker (story).
 DEMO = {"embedded", "demo", "story"}
+# `verify` plays application and worker too.
+SCRATCH = {"scratch"}
 ONLY = {
-    "confluent_kafka": {"kafka", "kafka_topic"} | DEMO,
-    "psycopg": {"query", "replication", "statements"} | DEMO,
+    "confluent_kafka": {"kafka", "kafka_topic"} | DEMO | SCRATCH,
+    "psycopg": {"query", "replication", "statements"} | DEMO | SCRATCH,
     "click": {"cli"},
     "prometheus_client": {"metrics", "http"},
     "cdc_outbox.cli": {"__main__"},

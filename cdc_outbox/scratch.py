@@ -1,0 +1,359 @@
+"""What `verify` works with: scratch objects under one random name, which are removed whatever happens.
+
+    application (psycopg) -> outbox -> `cdc-outbox stream`, a process -> topic -> worker (confluent-kafka)
+
+Slot, schema, publication, topic and every session bear that name, so that what a killed verify left can be found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import TimeoutError as Overdue
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from cdc_outbox.config import Settings
+from cdc_outbox.embedded import ServerProcess
+from cdc_outbox.errors import ConfigError, DeliveryFailed, OutboxError, PreconditionError, from_sqlstate
+from cdc_outbox.kafka_topic import Cluster
+from cdc_outbox.query import complete_conninfo
+from cdc_outbox.statements import statements
+
+log = logging.getLogger("cdc_outbox.verify")
+
+Database = psycopg.Connection[tuple[object, ...]]
+
+COMMAND = (sys.executable, "-P", "-m", "cdc_outbox")  # -P: import nothing from the current folder
+OURS = ("CDC_OUTBOX_", "DATABASE_URL", "KAFKA_BOOTSTRAP_SERVERS")  # the relays get a configuration file instead
+REMOVE_SECONDS = 15.0
+KAFKA_SECONDS = 15.0
+
+TABLES = """
+create table visible (n bigint generated always as identity primary key);
+create table effects (id text not null);
+"""
+STAGE = """
+insert into outbox (task, args) select %s, jsonb_build_object('n', n) from generate_series(1, %s) n
+returning id::text"""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    id: str
+    task: str
+    value: bytes
+
+    @property
+    def n(self) -> int:
+        return int(json.loads(self.value)["n"])
+
+
+class Worker:
+    """Reads the topic from where it ended; every record of this run, in order."""
+
+    def __init__(self, consumer: Consumer, topic: str, *, ours: bool, run: str) -> None:
+        """`ours`: the topic is new."""
+        self._consumer, self._run = consumer, run
+        found = consumer.list_topics(topic, timeout=KAFKA_SECONDS).topics[topic].partitions
+        # Positions that are known now: "the end" would be wherever it is when the first fetch asks.
+        consumer.assign(
+            [
+                TopicPartition(topic, number, OFFSET_BEGINNING if ours else self._end(topic, number))
+                for number in found or [0]
+            ]
+        )
+        self.records: list[Record] = []
+        self.ids: set[str] = set()
+
+    def _end(self, topic: str, partition: int) -> int:
+        _, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=KAFKA_SECONDS)
+        return int(end)
+
+    def read_until(
+        self, done: Callable[[], bool], seconds: float, seen: Callable[[list[Record]], None] | None = None
+    ) -> bool:
+        """False if it was not done in time. `seen` is called with each batch as soon as it is here."""
+        deadline = time.monotonic() + seconds
+        while not done():
+            if time.monotonic() > deadline:
+                return False
+            batch = [record for message in self._consumer.consume(500, 0.02) if (record := self._record(message))]
+            if batch and seen is not None:
+                seen(batch)
+            self.records += batch
+            self.ids |= {record.id for record in batch}
+        return True
+
+    def _record(self, message: Message) -> Record | None:
+        """None for a record of somebody else's."""
+        if error := message.error():
+            raise DeliveryFailed(f"reading the topic: {error.str()}")
+        headers = dict(message.headers() or [])
+        task = _text(headers.get("task"))
+        if not task.startswith(self._run):
+            return None
+        value = message.value() or b""
+        return Record(_text(headers.get("id")), task, value if isinstance(value, bytes) else value.encode())
+
+
+def _text(value: str | bytes | None) -> str:
+    return value.decode() if isinstance(value, bytes) else value or ""
+
+
+class Relay(ServerProcess):
+    """A command of ours in a process of its own; what it said is in its log."""
+
+    name = "the relay"
+
+    def __init__(self, directory: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        super().__init__(directory, None, die_with_parent=True)
+        self.arguments = arguments
+        self._spawn([*COMMAND, *arguments], environment, signal.SIGKILL)
+
+    def wait_for(self, text: str, seconds: float) -> None:
+        """Until its log says so. Raises what its exit code stands for."""
+        with contextlib.suppress(PreconditionError):
+            self._wait_ready(lambda: self.log_contains(text), seconds)
+            return
+        self.raise_failure(f"did not say {text.strip()!r} within {seconds:.0f} s")
+
+    def raise_failure(self, otherwise: str) -> None:
+        kind = {2: ConfigError, 3: PreconditionError}.get(self.exit_code or 0, OutboxError)
+        message, _, hint = self.last_line().removeprefix("error: ").partition("; hint: ")
+        raise kind(message if self.exit_code else f"{self.arguments[0]} {otherwise}: {message}", hint)
+
+    @property
+    def exit_code(self) -> int | None:
+        return None if self._process is None else self._process.poll()
+
+    def wait(self, seconds: float) -> None:
+        """Until it ends by itself."""
+        try:
+            self._wait_end(seconds)
+        except TimeoutError as error:
+            raise OutboxError(str(error)) from None
+
+    def stop(self) -> None:
+        self.send_signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            self._wait_end(12)
+
+    def figure(self, name: str) -> float:
+        """A metric; 0 while it is not there."""
+        port = re.search(r"metrics on port (\d+)", self.log_text())
+        if port is None:
+            return 0.0
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics") as page:
+            samples = [line for line in page.read().decode().splitlines() if line.startswith(f"{name}{{")]
+            return sum(float(line.split()[-1]) for line in samples)
+        return 0.0
+
+
+class Scratch:
+    """Made by `scratch`."""
+
+    def __init__(self, settings: Settings, topic: str | None, stack: contextlib.ExitStack) -> None:
+        self.name = f"cdc_outbox_verify_{secrets.token_hex(4)}"
+        self._stack = stack
+        self._settings = settings
+        self._conninfo = complete_conninfo(settings.dsn)
+        self.topic = topic or self.name
+        self._topic_is_ours = topic is None
+        self.processes: list[Relay] = []
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+        self._environment = {**kept, "PYTHONUNBUFFERED": "1"}
+
+    def make(self) -> None:
+        """Raises PreconditionError, ConfigError."""
+        admin = self._cluster()
+        self._directory = Path(tempfile.mkdtemp(prefix="cdc-outbox-verify-"))
+        self._stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
+        (self._directory / "config.toml").write_text(self._config(), encoding="utf-8")
+        self._make_topic(admin)
+        self.worker = self._new_worker()
+        self._stack.callback(self._remove)
+        try:
+            with self.translated("making scratch objects"), self.connect(set_up=False) as db:
+                db.execute(sql.SQL("create schema {}").format(sql.Identifier(self.name)))
+                db.execute(sql.SQL("set search_path = {}").format(sql.Identifier(self.name)))
+                db.execute(TABLES)
+                names = {"schema": self.name, "inbox": "inbox", "inbox_done_at": "inbox_done_at"}
+                for statement in statements("inbox.sql", names):
+                    db.execute(statement.encode())
+        except PreconditionError as error:
+            raise PreconditionError(
+                str(error), "verify needs a role that may create a schema, a publication and a slot in this database"
+            ) from None
+        self._stack.callback(self._kill)
+        made = self.start("init-slot", "--wait", "30s")
+        made.wait(40)
+        if made.exit_code != 0:
+            made.raise_failure("did not end")
+
+    def _config(self) -> str:
+        """Secrets stand here, in a folder that nobody else can enter, and in no command line."""
+        values = {
+            "dsn": make_conninfo(self._conninfo, application_name=self.name),
+            "bootstrap-servers": self._settings.bootstrap_servers,
+            "topic": self.topic,
+            "table": f"{self.name}.outbox",
+            "slot": self.name,
+            "publication": self.name,
+        }
+        properties = {"linger.ms": "0", **self._settings.properties}
+        lines = [f"{name} = {_toml(value)}" for name, value in values.items()]
+        return "\n".join([*lines, "[property]", *(f"{_toml(n)} = {_toml(v)}" for n, v in properties.items()), ""])
+
+    # -- Kafka --------------------------------------------------------------------------------------------------
+
+    def _cluster(self) -> AdminClient:
+        servers, properties = self._settings.bootstrap_servers, self._settings.properties
+        cluster = Cluster(servers, properties)
+        try:
+            cluster.brokers()
+        except DeliveryFailed as error:
+            raise PreconditionError(f"Kafka: {error}", "name brokers that answer with --bootstrap-servers") from None
+        if not self._topic_is_ours and cluster.topic(self.topic) is None:
+            raise PreconditionError(f"topic {self.topic} does not exist", "create it, or omit the option")
+        return AdminClient({**properties, "bootstrap.servers": servers}, logger=logging.Logger("verify.silent"))
+
+    def _make_topic(self, admin: AdminClient) -> None:
+        if not self._topic_is_ours:
+            return
+        self._stack.callback(self._delete_topic, admin)
+        try:
+            admin.create_topics([NewTopic(self.topic, 1, -1)])[self.topic].result(KAFKA_SECONDS)
+        except (KafkaException, Overdue) as error:
+            raise PreconditionError(
+                f"creating topic {self.topic}: {_words(error)}", "name one that exists with --scratch-topic"
+            ) from None
+
+    def _delete_topic(self, admin: AdminClient) -> None:
+        try:
+            admin.delete_topics([self.topic])[self.topic].result(KAFKA_SECONDS)
+        except (KafkaException, Overdue) as error:
+            missing = isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+            if not missing:
+                log.error("topic %s could not be removed: %s", self.topic, _words(error))
+
+    def _new_worker(self) -> Worker:
+        own = {"bootstrap.servers": self._settings.bootstrap_servers, "group.id": self.name}
+        own |= {"enable.auto.commit": "false", "fetch.wait.max.ms": "5"}
+        consumer = Consumer({**self._settings.properties, **own}, logger=logging.Logger("verify.silent"))
+        self._stack.callback(consumer.close)
+        try:
+            return Worker(consumer, self.topic, ours=self._topic_is_ours, run=self.name)
+        except KafkaException as error:
+            raise PreconditionError(f"reading topic {self.topic}: {_words(error)}") from None
+
+    # -- Postgres -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def translated(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise from_sqlstate(error.sqlstate, error.diag.message_primary or str(error), doing) from None
+
+    def connect(self, *, autocommit: bool = True, set_up: bool = True) -> Database:
+        """An application's session. It waits for no synchronous standby, unless it says so."""
+        conninfo = make_conninfo(self._conninfo, application_name=f"{self.name}_client")
+        connection: Database = psycopg.connect(conninfo, autocommit=True)
+        self._stack.callback(connection.close)
+        connection.execute("set synchronous_commit = local")
+        if set_up:
+            connection.execute(sql.SQL("set search_path = {}").format(sql.Identifier(self.name)))
+        connection.autocommit = autocommit
+        return connection
+
+    def stage(self, db: Database, gate: str, count: int = 1) -> list[str]:
+        """Insert jobs in the transaction of `db`; their ids."""
+        return [str(row[0]) for row in db.execute(STAGE, [self.task(gate), count]).fetchall()]
+
+    def task(self, gate: str) -> str:
+        return f"{self.name}.{gate}"
+
+    def _remove(self) -> None:
+        """Slot first: it holds WAL back."""
+        try:
+            with self.connect(set_up=False) as db:
+                db.execute("set client_min_messages = warning")
+                self._drop_slot(db)
+                db.execute(sql.SQL("drop publication if exists {}").format(sql.Identifier(self.name)))
+                db.execute(sql.SQL("drop schema if exists {} cascade").format(sql.Identifier(self.name)))
+        except (psycopg.Error, TimeoutError) as error:
+            log.error(
+                "slot, publication and schema %s could not all be removed: %s", self.name, str(error).splitlines()[0]
+            )
+
+    def _drop_slot(self, db: Database) -> None:
+        deadline = time.monotonic() + REMOVE_SECONDS
+        ours = "select pg_terminate_backend(pid) from pg_stat_activity where starts_with(application_name, %s)"
+        while True:
+            # Also a backend that still waits to make the slot.
+            left = db.execute(f"{ours} and pid <> pg_backend_pid()".encode(), [self.name]).fetchall()
+            drop = "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s"
+            with contextlib.suppress(psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
+                db.execute(drop, [self.name])
+                if not left:
+                    return
+            if time.monotonic() > deadline:
+                raise TimeoutError("the slot is in use")
+            time.sleep(0.05)  # nothing to wait on: a backend ends
+
+    # -- the command --------------------------------------------------------------------------------------------
+
+    def start(self, command: str, *options: str) -> Relay:
+        directory = self._directory / str(len(self.processes))
+        directory.mkdir()
+        arguments = [command, "--config", str(self._directory / "config.toml"), *options]
+        process = Relay(directory, arguments, self._environment)
+        self.processes.append(process)
+        return process
+
+    def _kill(self) -> None:
+        for process in self.processes:
+            process.kill9()
+
+
+@contextlib.contextmanager
+def scratch(settings: Settings, topic: str | None) -> Iterator[Scratch]:
+    """Everything there; everything gone afterwards. `topic`: one to use, or None for one of its own."""
+    with contextlib.ExitStack() as stack:
+        made = Scratch(settings, topic, stack)
+        try:
+            made.make()
+            yield made
+        finally:
+            # From here on nothing may disturb the tidying up.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+
+
+def _toml(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, KafkaException):
+        return str(error.args[0].str())
+    return str(error) or "no answer"
