@@ -103,12 +103,6 @@ RETRIED_SQLSTATES = frozenset(
     }
 )
 
-LOST_SQLSTATES = frozenset(
-    {
-        "58P01",  # undefined_file: "requested WAL segment … has already been removed"
-    }
-)
-
 
 def from_sqlstate(sqlstate: str | None, message: str, doing: str, hint: str = "") -> OutboxError:
     """The error of ours for a server's error while `doing` something; by SQLSTATE, never by text.
@@ -116,8 +110,6 @@ def from_sqlstate(sqlstate: str | None, message: str, doing: str, hint: str = ""
     Appendix A of PostgreSQL's manual. An unknown class is not retried: a loop on it would hide it.
     """
     text = f"{doing}: {message} ({sqlstate or 'no SQLSTATE'})"
-    if sqlstate == "55000" or sqlstate in LOST_SQLSTATES:
-        return GapError(text, "run `cdc-outbox init-slot`: it sends what is still in the table")
     if sqlstate is None or sqlstate[:2] in ("08", "57", "58") or sqlstate in RETRIED_SQLSTATES:
         return ConnectionLost(text)
     if sqlstate == "55006":
@@ -130,7 +122,8 @@ def from_sqlstate(sqlstate: str | None, message: str, doing: str, hint: str = ""
         )
     if sqlstate == "42P01":
         return PreconditionError(text, "run `cdc-outbox init-slot`: it makes what is missing")
-    if sqlstate[:2] in ("28", "3D", "3F", "42", "53", "0A", "25"):
+    # 55000 on a replication connection is a lost slot (replication.py); of a DELETE it is a missing replica identity.
+    if sqlstate[:2] in ("28", "3D", "3F", "42", "53", "55", "0A", "25"):
         return PreconditionError(text, hint)
     return OutboxError(text, hint)
 

@@ -44,6 +44,8 @@ class RecordFormat:
     source: str = "/cdc-outbox"
     headers: Mapping[str, str] | None = None
     """Header name -> column: what other routers send as headers, beside our own."""
+    bytea_oids: frozenset[int] = frozenset({BYTEA_OID})
+    """Types whose values are bytes: bytea, and the domains over it that the database has."""
 
     def column(self, role: str) -> str:
         return (self.columns or {}).get(role, role)
@@ -105,7 +107,7 @@ class Layout:
         self._args = position[record_format.column("args")]
         self._key = position.get(record_format.column("key"))
         self._headers = position.get(record_format.column("headers"))
-        self._args_is_bytea = relation.columns[self._args].type_oid == BYTEA_OID
+        self._args_is_bytea = relation.columns[self._args].type_oid in record_format.bytea_oids
         self._fields = [position[field] for field in fields]
         self._columns_as_headers = [(name, position[column]) for name, column in as_headers.items()]
         self._topic = record_format.topic

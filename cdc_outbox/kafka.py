@@ -177,6 +177,11 @@ class KafkaProducer:
         return int(self._config.get("message.max.bytes", 1_000_000))
 
     @property
+    def queue_limit(self) -> int:
+        """Bytes that the queue holds; a record larger than that never finds room, though it be empty (measured)."""
+        return 1024 * int(self._config["queue.buffering.max.kbytes"])
+
+    @property
     def batch_size(self) -> int:
         return int(self._config["batch.size"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,9 @@ Row = tuple[str | None, ...]
 ANSWER_SECONDS = 30.0
 """A question this old means a dead or half-open connection."""
 CONNECT_SECONDS = 10.0
+TLS_READS = 4
+"""Decrypted bytes can wait inside TLS where poll(2) does not see them. Once the socket is dry this many more reads
+empty it: a TLS record holds 16 kB, and libpq reads at least 8 kB a call."""
 
 CONNECTION_DEFAULTS = {
     "application_name": "cdc-outbox",
@@ -106,6 +110,26 @@ def _open_connection(conninfo: str, wakeup: Wakeup) -> pq.abc.PGconn:
         wakeup.wait([(pgconn.socket, mask)], deadline - time.monotonic())
     pgconn.nonblocking = 1
     return pgconn
+
+
+def take_input(pgconn: pq.abc.PGconn) -> None:
+    """Everything that is here, up to the end of what is being read; never blocks. Raises psycopg.Error.
+
+    See TLS_READS; without it the rest of a long answer waited for the next word of a server that has none.
+    """
+    pgconn.consume_input()
+    if pgconn.ssl_in_use:
+        dry = 0
+        while dry < TLS_READS and pgconn.is_busy():
+            dry += is_dry(pgconn)
+            pgconn.consume_input()
+
+
+def is_dry(pgconn: pq.abc.PGconn) -> bool:
+    """Nothing more is in the socket."""
+    poller = select.poll()
+    poller.register(pgconn.socket, select.POLLIN)
+    return not poller.poll(0)
 
 
 def server_is_starting(conninfo: str) -> bool:
@@ -204,7 +228,7 @@ class Queries:
         try:
             if self._unflushed:
                 self._unflushed = self._pgconn.flush() == 1
-            self._pgconn.consume_input()
+            take_input(self._pgconn)
         except psycopg.Error as error:
             raise connection_lost(self._doing(), self._pgconn, error) from None
         while (notice := self._pgconn.notifies()) is not None:

@@ -218,8 +218,12 @@ class Reader:
             topic, key, value, headers = layout.record(columns, self._shared)
             self._produce(topic, value, key, ANY_PARTITION, self._report, None, self._timestamp, headers)
         except FullQueue:
-            self.held = Held.QUEUE_FULL
-            return False
+            if len(self._producer):
+                self.held = Held.QUEUE_FULL
+                return False
+            # Nothing is in the queue: this row is larger than all of it, and would wait for ever.
+            row = _Row(transaction, layout, columns, topic, transaction.rows)
+            self._dead(row, "larger than this client's queue.buffering.max.kbytes", self._producer.queue_limit)
         except (UnsendableRow, ProduceError) as error:
             if not self._not_produced(_Row(transaction, layout, columns, topic, transaction.rows), error):
                 return False

@@ -14,15 +14,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc_outbox.errors import ConnectionLost, GapError, OutboxError, Stopped
 from cdc_outbox.objects import WAY_BACK
-from cdc_outbox.query import ANSWER_SECONDS, connection_lost, open_connection, result_error
+from cdc_outbox.query import ANSWER_SECONDS, TLS_READS, connection_lost, is_dry, open_connection, result_error
 from cdc_outbox.statements import identifier
 from cdc_outbox.wakeup import READ, WRITE, Wakeup
 from cdc_outbox.walsender import encode_status_update
 
-UNDEFINED_OBJECT = b"42704"
-TLS_READS = 4
-"""Decrypted bytes can wait inside TLS where poll(2) does not see them: a TLS record holds 16 kB, and libpq reads at
-least 8 kB a call, so a few more calls empty it."""
+GAPS = (b"42704", b"55000", b"58P01")
+"""undefined_object, object_not_in_prerequisite_state, undefined_file: of any other statement they say another thing."""
 REFUSED_HINT = (
     "plain connections work, so look at the role's attribute REPLICATION, at max_wal_senders, and that no pooler stands"
     " between"
@@ -44,7 +42,8 @@ class Replication:
             self._pgconn = open_connection(make_conninfo(conninfo, **own), wakeup)
         except ConnectionLost as error:
             raise ConnectionLost(f"replication: {error}", REFUSED_HINT) from None
-        self._reads = TLS_READS if self._pgconn.ssl_in_use else 1
+        self._tls = bool(self._pgconn.ssl_in_use)
+        self._dry_reads = TLS_READS if self._tls else 1
         self._unflushed = False
 
     def start(self, slot: str, publication: str) -> None:
@@ -69,7 +68,7 @@ class Replication:
 
     def receive(self) -> bytes | None:
         """The next CopyData message, or None when none is here yet. Raises ConnectionLost and the like."""
-        reads = 0
+        dry = 0
         while True:
             try:
                 length, view = self._pgconn.get_copy_data(1)
@@ -79,10 +78,10 @@ class Replication:
                 return bytes(view)  # produce() refuses a memoryview: copied once, here
             if length < 0:
                 raise self._error(self._pgconn.get_result(), "replication ended")
-            if reads == self._reads:
+            if dry == self._dry_reads:
                 return None
+            dry += not self._tls or is_dry(self._pgconn)
             self._consume()
-            reads += 1
 
     def send_status(self, written: int, flushed: int, *, reply_requested: bool = False) -> None:
         """Queue a status update; `flush` is retried by `interest` and the next call if the socket is full."""
@@ -128,8 +127,9 @@ class Replication:
     def _error(self, result: pq.abc.PGresult | None, doing: str) -> OutboxError:
         if result is None or self._pgconn.status == pq.ConnStatus.BAD:
             return connection_lost(doing, self._pgconn)
-        if result.error_field(pq.DiagnosticField.SQLSTATE) == UNDEFINED_OBJECT:
-            # As of the WAL position that is being decoded there was no such publication (PostgreSQL 15 to 17).
+        # As of the WAL position that is being decoded there was no such publication (PostgreSQL 15 to 17), or the slot
+        # was lost, or WAL that it needs is gone.
+        if result.error_field(pq.DiagnosticField.SQLSTATE) in GAPS:
             return GapError(str(result_error(result, doing)), WAY_BACK)
         if result.status == pq.ExecStatus.FATAL_ERROR:
             return result_error(result, doing)

@@ -10,6 +10,7 @@ while a transaction is not visible yet, while the checkpoint is being stored.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from cdc_outbox.errors import (
     SlotInUse,
     Stopped,
 )
+from cdc_outbox.event import RecordFormat
 from cdc_outbox.inflight import InFlight, Transaction
 from cdc_outbox.kafka import KafkaProducer
 from cdc_outbox.lsn import format_lsn, parse_lsn
@@ -59,6 +61,12 @@ FACTS = """
 select pg_is_in_recovery()::text, current_setting('wal_level'),
        (select setting from pg_settings where name = 'wal_sender_timeout'), current_setting('server_version_num'),
        case when not pg_is_in_recovery() then pg_current_wal_flush_lsn() end"""
+
+BYTEA_TYPES = """
+with recursive t as (
+    select 'bytea'::regtype::oid as oid union select d.oid from pg_type d join t on d.typbasetype = t.oid
+)
+select oid from t"""
 
 
 class Session:
@@ -131,7 +139,7 @@ class Session:
             self.producer,
             self.ledger,
             self.gate,
-            settings.record_format(),
+            self._record_format(),
             is_ours=self._is_ours,
             set_aside=self._set_aside,
             size_limit=self.size_limit,
@@ -160,6 +168,11 @@ class Session:
         self.figures.begin_session(parse_lsn(end or ""))
         timeout = int(timeout_ms or 0) / 1000
         self.status_seconds = min(STATUS_SECONDS, timeout / 4) if timeout else STATUS_SECONDS
+
+    def _record_format(self) -> RecordFormat:
+        rows = self.queries.call(BYTEA_TYPES, doing="looking for domains")
+        oids = frozenset(int(oid or 0) for (oid,) in rows)
+        return dataclasses.replace(self.settings.record_format(), bytea_oids=oids)
 
     def _take_slot(self) -> None:
         """START_REPLICATION; in standby while another process holds the slot."""

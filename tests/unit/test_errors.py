@@ -34,9 +34,7 @@ CLASSIFIED = [
     ("40P01", ConnectionLost),
     # Another relay.
     ("55006", SlotInUse),  # object_in_use
-    # WAL or slot are gone.
-    ("55000", GapError),  # object_not_in_prerequisite_state
-    ("58P01", GapError),  # undefined_file: a WAL segment that has been removed
+    ("58P01", ConnectionLost),  # undefined_file; on a replication connection it is a gap
     # For an operator.
     ("28P01", PreconditionError),  # invalid_password
     ("28000", PreconditionError),
@@ -47,6 +45,7 @@ CLASSIFIED = [
     ("42P01", PreconditionError),  # undefined_table
     ("53400", PreconditionError),  # configuration_limit_exceeded: no replication slot is free
     ("53100", PreconditionError),  # disk_full
+    ("55000", PreconditionError),  # object_not_in_prerequisite_state: a DELETE without a replica identity
     ("0A000", PreconditionError),
     ("25006", PreconditionError),  # read_only_sql_transaction: a standby
     # Never seen: not retried, since a loop would hide it.
@@ -62,10 +61,6 @@ def test_a_servers_error_is_classified_by_its_sqlstate(sqlstate: str | None, kin
     assert type(error) is kind
     assert str(error).startswith("reading the slot: words that do not matter (")
     assert (sqlstate or "no SQLSTATE") in str(error)
-
-
-def test_what_was_lost_names_the_way_back() -> None:
-    assert "init-slot" in from_sqlstate("55000", "gone", "streaming").hint
 
 
 def test_a_missing_privilege_names_the_file_that_lists_them() -> None:
