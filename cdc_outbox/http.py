@@ -1,8 +1,9 @@
-"""`/metrics`, `/healthz` and `/readyz`; loopback unless told otherwise, and nothing but these pages."""
+"""`/metrics`, `/healthz`, `/readyz`, and for people `/`, which reads `/status.json`; loopback unless told otherwise."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6
 
@@ -10,7 +11,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from cdc_outbox.errors import ConfigError
+from cdc_outbox.history import History
 from cdc_outbox.metrics import Figures, ReadSlot, registry
+from cdc_outbox.status_page import HEADERS, PAGE, status_json
 
 
 class MetricsServer:
@@ -27,8 +30,11 @@ class MetricsServer:
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         family = AF_INET6 if ":" in host else AF_INET
-        pages = _pages(figures, registry(figures, read_slot), stalled_seconds)
-        server_class = type("Server", (ThreadingHTTPServer,), {"address_family": family})
+        history = History(figures)
+        pages = _pages(figures, history, read_slot, stalled_seconds)
+        # The server wakes twice a second anyway, and then calls `service_actions`.
+        members = {"address_family": family, "service_actions": lambda _: history.sample()}
+        server_class = type("Server", (ThreadingHTTPServer,), members)
         try:
             self._server: ThreadingHTTPServer = server_class((host, int(port)), pages)
         except (OSError, OverflowError) as error:
@@ -45,7 +51,11 @@ class MetricsServer:
         self._thread.join()
 
 
-def _pages(figures: Figures, own: CollectorRegistry, stalled_seconds: float) -> type[BaseHTTPRequestHandler]:
+def _pages(
+    figures: Figures, history: History, read_slot: ReadSlot, stalled_seconds: float
+) -> type[BaseHTTPRequestHandler]:
+    own: CollectorRegistry = registry(figures, read_slot)
+
     class Pages(BaseHTTPRequestHandler):
         timeout = 10
         server_version = "cdc-outbox"
@@ -61,11 +71,20 @@ def _pages(figures: Figures, own: CollectorRegistry, stalled_seconds: float) -> 
                 case "/readyz":
                     reason = figures.not_ready(stalled_seconds)
                     self._answer(503 if reason else 200, f"{reason or 'ready'}\n".encode())
+                case "/":
+                    self._answer(200, PAGE, "text/html; charset=utf-8", HEADERS)
+                case "/status.json":
+                    body = status_json(figures, history, read_slot(), stalled_seconds)
+                    self._answer(200, body, "application/json", HEADERS)
                 case _:
-                    self._answer(404, b"pages: /metrics /healthz /readyz\n")
+                    self._answer(404, b"pages: / /metrics /healthz /readyz /status.json\n")
 
-        def _answer(self, code: int, body: bytes, content_type: str = "text/plain") -> None:
+        def _answer(
+            self, code: int, body: bytes, content_type: str = "text/plain", headers: Mapping[str, str] | None = None
+        ) -> None:
             self.send_response(code)
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

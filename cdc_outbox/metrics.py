@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from cdc_outbox import __version__
+from cdc_outbox.errors import OutboxError
 from cdc_outbox.slot_watch import MISSING, Reading
 
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
@@ -51,6 +52,23 @@ class Histogram:
         self.total += seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """`at` is Unix time."""
+
+    at: float
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """One round of the purge; `at` is Unix time."""
+
+    at: float
+    rows: int
+
+
 @dataclass(slots=True)
 class Figures:
     """Everything that is watched. Written by the relay's thread and the purge's, read by the exporter's."""
@@ -73,6 +91,9 @@ class Figures:
     relayed_bytes: int = 0
     dead_letters: int = 0
     purged_rows: int = 0
+    last_purge: Purged | None = None
+    last_error: Failure | None = None
+    """Stays when it is over, so that whoever looks later sees what it was."""
     visibility_wait_seconds: float = 0.0
     commit_to_ack: Histogram = field(default_factory=Histogram)
     delivery_failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAILURE_KINDS, 0))
@@ -82,6 +103,14 @@ class Figures:
         self.state, self.reason = state, reason
         if state == "standby":
             self.pending_since = None  # what was pending is now another relay's; a reading tells how it fares
+
+    def note(self, error: OutboxError) -> None:
+        self.last_error = Failure(time.time(), str(error), error.hint)
+
+    def purged(self, rows: int) -> None:
+        """A round has ended."""
+        self.purged_rows += rows
+        self.last_purge = Purged(time.time(), rows)
 
     def begin_session(self, end_of_wal: int) -> None:
         """After a failover the new server's WAL may end below what was received from the old one."""

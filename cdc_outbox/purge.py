@@ -235,11 +235,12 @@ class PurgeThread:
             self._relayed = more = False
             try:
                 done = purge.round()
-                self._figures.purged_rows += done.deleted
+                self._figures.purged(done.deleted)
                 again, more, said = done.left or done.more, done.more, ""
             except Stopped:
                 break
             except OutboxError as error:
+                self._figures.note(error)
                 if isinstance(error, GapError):
                     self._fail(error)
                 again = True

@@ -82,6 +82,7 @@ class Relay:
                 break
             except OutboxError as error:
                 self.figures.enter("failed", str(error))
+                self.figures.note(error)
                 self._after(error, backoff)
         self.figures.enter("stopped")
 

@@ -256,9 +256,9 @@ def test_readyz_fails_when_work_is_pending_and_nothing_moves(url: str, figures: 
     assert body.startswith("stalled: nothing acknowledged or confirmed for 3")
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics/", "/metric", "/../etc/passwd"])
+@pytest.mark.parametrize("path", ["/index.html", "/metrics/", "/metric", "/../etc/passwd"])
 def test_any_other_page_is_not_found_and_names_those_that_are(url: str, path: str) -> None:
-    assert get(url + path) == (404, "pages: /metrics /healthz /readyz\n")
+    assert get(url + path) == (404, "pages: / /metrics /healthz /readyz /status.json\n")
 
 
 def test_a_query_string_is_ignored(url: str) -> None:
