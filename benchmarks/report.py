@@ -65,9 +65,12 @@ class Bar:
     at_least: bool = False
     below: bool = False
     """The limit itself does not pass."""
+    measured: bool = True
 
     @property
     def passed(self) -> bool:
+        if not self.measured:
+            return False
         if self.at_least:
             return self.value >= self.limit
         return self.value < self.limit if self.below else self.value <= self.limit
@@ -75,6 +78,8 @@ class Bar:
     def __str__(self) -> str:
         sign = ">=" if self.at_least else "<" if self.below else "<="
         verdict = "pass" if self.passed else f"short by {abs(self.value - self.limit):.3g}"
+        if not self.measured:
+            verdict = "not measured: the writers fell behind their schedule"
         return f"{self.name:<52} {self.value:>8.3g} {sign:>2} {self.limit:<6g} {verdict}"
 
 
@@ -89,7 +94,7 @@ def bars(report: Report) -> Iterator[Bar]:
     for found in report.latencies:
         rate = found.transactions_per_second
         if rate in LATENCY_BARS:
-            yield Bar(f"latency {rate}/s: p99, ms", found.p99_ms, LATENCY_BARS[rate])
+            yield Bar(f"latency {rate}/s: p99, ms", found.p99_ms, LATENCY_BARS[rate], measured=found.on_schedule)
         yield Bar(f"latency {rate}/s: peak RSS, MB", found.peak_rss_bytes / MB, RSS_BAR / MB)
     if report.idle is not None:
         yield Bar("idle: transactions", report.idle.transactions, 0)
