@@ -51,6 +51,11 @@ class Script:
         self.records.append((topic, value, key))
         self.reports.append(rest[1])
 
+    queue_limit = 0
+
+    def __len__(self) -> int:
+        return len(self.reports)
+
     def deliver(self) -> None:
         for report in self.reports:
             report(None, None)
@@ -106,6 +111,12 @@ def test_a_full_queue_holds_the_row_and_loses_and_repeats_none(major: int) -> No
         script.read_all()
     assert turns == 18
     assert script.records == expected_records(major)
+
+
+def test_a_row_that_an_empty_queue_does_not_take_is_set_aside() -> None:
+    script = Script(GOLDEN[18]["workload"], room=0)
+    with pytest.raises(pytest.fail.Exception, match="set aside"):
+        script.read_all()
 
 
 def test_nothing_is_produced_before_its_transaction_is_visible() -> None:
