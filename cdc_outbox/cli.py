@@ -587,8 +587,15 @@ def doctor(record_format: str, as_json: bool, **given: Any) -> None:
 @brokers
 @librdkafka
 @option("--scratch-topic", help="A topic to use, where this role may not create one; its records stay.")
+@option(
+    "--gate",
+    "only",
+    multiple=True,
+    type=click.Choice([f"G{number}" for number in range(1, 10)]),
+    help="Try this one only; repeatable.",
+)
 @option("--json", "as_json", is_flag=True, help="Report as JSON.")
-def verify(scratch_topic: str | None, as_json: bool, **given: Any) -> None:
+def verify(scratch_topic: str | None, only: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Try every promise for real, in a minute, with a schema, slot and topic of its own; exit 1 if one is not kept.
 
     Of --table, --slot and --publication nothing is touched; no setting of the server is changed.
@@ -596,7 +603,8 @@ def verify(scratch_topic: str | None, as_json: bool, **given: Any) -> None:
     from cdc_outbox import verify as verification
 
     settings = database_settings({**given, "topic": scratch_topic or "scratch"}, streaming=True)
-    results = verification.verify(settings, scratch_topic, lambda result: None if as_json else click.echo(result))
+    say = (lambda result: None) if as_json else click.echo
+    results = verification.verify(settings, scratch_topic, say, only)
     if as_json:
         click.echo(verification.results_as_json(results))
     if not verification.kept(results):

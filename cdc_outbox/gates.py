@@ -8,197 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import random
-import socket
 import statistics
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
-from cdc_outbox.errors import OutboxError
 from cdc_outbox.inbox import Inbox
-from cdc_outbox.scratch import Database, Record, Relay, Scratch
+from cdc_outbox.scratch import Database
+from cdc_outbox.scratch_worker import Record
+from cdc_outbox.trial import NO_PURGE, PATIENCE_SECONDS, SOON_PURGED, Found, Load, Trial, must
+from cdc_outbox.visibility_trial import visible
 
-NO_PURGE = ("--purge-every", "off")
-SOON_PURGED = ("--purge-every", "300ms")
-PATIENCE_SECONDS = 15.0
 ROUNDS = 5
-KILLS = 3
-IDLE_SECONDS, IDLE_PATIENCE_SECONDS = 5.0, 20.0
-COMMITTERS, COMMITS, COMMIT_SECONDS = 12, 1000, 4.0
+KILLS = 2
+IDLE_SECONDS, IDLE_PATIENCE_SECONDS = 5.0, 12.0
 EFFECTS = 200
 """Repeated jobs that a worker does again."""
-
-COMMIT_LOOP = """
-do $$
-declare deadline timestamptz := clock_timestamp() + interval '%s s'; row bigint;
-begin
-    for number in 1 .. %s loop
-        exit when clock_timestamp() > deadline;
-        insert into visible default values returning n into row;
-        insert into outbox (task, args) values ('%s', jsonb_build_object('n', row));
-        commit;
-    end loop;
-end $$"""
-"""On the server, so that many sessions commit at once and no client is in the way."""
 
 QUESTIONS = """
 select pid::text, query_start::text, pg_stat_clear_snapshot()::text from pg_stat_activity
 where application_name = %s order by pid"""
 TRANSACTIONS = "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    tried: str
-    figures: Mapping[str, float]
-    note: str = ""
-
-
-class Broken(OutboxError):
-    """A promise was not kept."""
-
-
-class Trial:
-    """The application's and the operator's hands."""
-
-    def __init__(self, scratch: Scratch, deadline: float) -> None:
-        """Nothing is waited for beyond `deadline` (monotonic)."""
-        self.scratch, self.deadline = scratch, deadline
-        self.worker = scratch.worker
-        self.db = scratch.connect()
-        self.open = scratch.connect(autocommit=False)
-        self._relay: Relay | None = None
-        self._options: tuple[str, ...] = ()
-
-    # -- relays -------------------------------------------------------------------------------------------------
-
-    def relay(self, *options: str) -> Relay:
-        """One that streams, with these options."""
-        if self._relay is not None and self._relay.running and self._options == options:
-            return self._relay
-        self.stop()
-        return self.adopt(self.standby(*options), *options)
-
-    def adopt(self, relay: Relay, *options: str) -> Relay:
-        relay.wait_for("streaming ", PATIENCE_SECONDS)
-        self._relay, self._options = relay, options
-        return relay
-
-    def standby(self, *options: str) -> Relay:
-        """One that streams once it may."""
-        return self.scratch.start("stream", "--metrics-address", "127.0.0.1:0", *options)
-
-    def stop(self) -> None:
-        if self._relay is not None:
-            self._relay.resume()
-            self._relay.stop()
-            self._relay = None
-
-    @contextlib.contextmanager
-    def without_kafka(self, rows: int, *options: str) -> Iterator[Relay]:
-        """A relay that holds `rows` rows, and nobody takes them; killed at the end."""
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))  # and no listen(): refused
-            server = f"127.0.0.1:{nobody.getsockname()[1]}"
-            # A topic by column is not looked for at the start, which would take seconds.
-            relay = self.adopt(self.standby("-b", server, "-t", "{task}", *options), server)
-            self.until(lambda: relay.figure("cdc_outbox_in_flight_rows") >= rows, "rows in a relay that has no Kafka")
-            yield relay
-            relay.kill9()
-
-    def purge(self) -> None:
-        """One round, run apart."""
-        purge = self.scratch.start("purge")
-        purge.wait(PATIENCE_SECONDS)
-        if purge.exit_code != 0:
-            purge.raise_failure("did not end")
-
-    # -- rows ---------------------------------------------------------------------------------------------------
-
-    def stage(self, gate: str, count: int = 1, *, on: Database | None = None) -> list[str]:
-        return self.scratch.stage(on or self.db, gate, count)
-
-    def rows(self, ids: Iterable[str]) -> set[str]:
-        """Which of these are in the table."""
-        found = self.db.execute("select id::text from outbox where id::text = any(%s)", [list(ids)]).fetchall()
-        return {str(row[0]) for row in found}
-
-    def of(self, gate: str) -> list[Record]:
-        task = self.scratch.task(gate)
-        return [record for record in self.worker.records if record.task == task]
-
-    # -- waiting ------------------------------------------------------------------------------------------------
-
-    def read_until(
-        self, done: Callable[[], bool], what: str, seen: Callable[[list[Record]], None] | None = None
-    ) -> None:
-        """Reads the topic meanwhile."""
-        if not self.worker.read_until(done, self._patience(), seen):
-            raise Broken(f"waited in vain for {what}")
-
-    def receive(self, ids: Iterable[str], seen: Callable[[list[Record]], None] | None = None) -> None:
-        """Until all of them have reached Kafka."""
-        wanted = set(ids)
-        if not self.worker.read_until(lambda: wanted <= self.worker.ids, self._patience(), seen):
-            raise Broken(f"{len(wanted - self.worker.ids)} of {len(wanted)} committed rows did not reach Kafka")
-
-    def read_for(self, seconds: float) -> None:
-        self.worker.read_until(lambda: False, seconds)
-
-    def until(self, done: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + self._patience()
-        while not done():
-            if time.monotonic() > deadline:
-                raise Broken(f"waited in vain for {what}")
-            time.sleep(0.02)  # nothing to wait on: another process gets there
-
-    def _patience(self) -> float:
-        return max(0.0, min(PATIENCE_SECONDS, self.deadline - time.monotonic()))
-
-
-class Load:
-    """Two writers; one transaction in ten rolls back."""
-
-    def __init__(self, trial: Trial, gate: str) -> None:
-        self.committed: list[str] = []
-        self.rolled_back: list[str] = []
-        self._trial, self._gate = trial, gate
-        self._stop = threading.Event()
-        self._failure: BaseException | None = None
-        connections = [trial.scratch.connect(autocommit=False) for _ in range(2)]
-        self._threads = [threading.Thread(target=self._write, args=(db,), daemon=True) for db in connections]
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(PATIENCE_SECONDS)
-        if self._failure is not None:
-            raise self._failure
-
-    def _write(self, db: Database) -> None:
-        try:
-            while not self._stop.wait(0.004):
-                ids = self._trial.stage(self._gate, random.randint(1, 5), on=db)
-                if random.random() < 0.1:
-                    db.rollback()
-                    self.rolled_back += ids
-                else:
-                    db.commit()
-                    self.committed += ids
-        except BaseException as failure:  # raised where the load ends
-            self._failure = failure
-
-
-def must(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise Broken(otherwise)
 
 
 def before_the_commit(trial: Trial) -> Found:
@@ -249,10 +79,10 @@ def killed(trial: Trial) -> Found:
     load = kill_under_load(trial, "g3", KILLS)
     trial.relay(*NO_PURGE)
     committed = held + load.committed
-    trial.receive(committed)
+    trial.receive_all("g3", committed)
     arrived = trial.worker.ids.intersection(load.rolled_back)
     must(not arrived, f"{len(arrived)} rows that were rolled back reached Kafka")
-    received = len(trial.of("g3"))
+    received = len(trial.of("g3")) - 1
     return Found(
         "kill -9: with rows in flight and Kafka away, and under a load of commits and rollbacks",
         {"rows": len(committed), "kills": KILLS + 1, "lost": 0, "repeats": received - len(committed)},
@@ -371,81 +201,13 @@ def _transactions(db: Database) -> int:
     return int(str(db.execute(TRANSACTIONS).fetchall()[0][0]))
 
 
-def visible(trial: Trial) -> Found:
-    trial.relay(*SOON_PURGED)
-    early, arrived = 0, set()
-    task = trial.scratch.task("g8")
-
-    def look(batch: list[Record]) -> None:
-        nonlocal early
-        wanted = {record.n for record in batch if record.task == task}
-        found = trial.db.execute("select n from visible where n = any(%s)", [list(wanted)]).fetchall()
-        early += len(wanted) - len(found)
-        arrived.update(wanted)
-
-    names = str(trial.db.execute("select current_setting('synchronous_standby_names')").fetchall()[0][0])
-    note, level = "no synchronous standby here: the longest wait for visibility was not tried", "on"
-    if names:
-        answers = _commit_waits_for_standby(trial, look)
-        level = "remote_apply" if answers else "local"
-        note = "the synchronous standby answers" if answers else "a commit waited for the standby, and the job with it"
-        must(early == 0, f"{early} jobs reached Kafka before their data was visible (a commit waited for the standby)")
-    done: list[bool] = []
-    loop = COMMIT_LOOP % (COMMIT_SECONDS, COMMITS, task)
-    for _ in range(COMMITTERS):
-        db = trial.scratch.connect()
-        db.execute(f"set synchronous_commit = {level}".encode())
-        threading.Thread(target=lambda db=db: done.append(db.execute(loop.encode()) is not None), daemon=True).start()
-    trial.read_until(lambda: len(done) == COMMITTERS, "the committers", look)
-    rows = {row[0] for row in trial.db.execute("select n from visible").fetchall()}
-    trial.read_until(lambda: rows <= arrived, "their rows in Kafka", look)
-    must(early == 0, f"{early} of {len(rows)} jobs reached Kafka before their data was visible")
-    return Found(
-        f"for each job, at once, whether another session sees its data; {COMMITTERS} sessions commit",
-        {"rows": len(rows), "early": early},
-        note,
-    )
-
-
-def _commit_waits_for_standby(trial: Trial, look: Callable[[list[Record]], None]) -> bool:
-    """False if it waited, and was told to wait no longer. A job that arrives meanwhile is early."""
-    db = trial.scratch.connect(autocommit=False)
-    db.execute("set synchronous_commit = on")
-    db.commit()
-    done = threading.Event()
-
-    def commit() -> None:
-        db.execute(COMMIT_ONE.encode(), [trial.scratch.task("g8")])
-        db.commit()
-        done.set()
-
-    threading.Thread(target=commit, daemon=True).start()
-    query = "select 1 from pg_stat_activity where pid = %s and wait_event = 'SyncRep'"
-    since = time.monotonic()
-    while not done.is_set() and time.monotonic() - since < 3.0:
-        trial.worker.read_until(done.is_set, 0.1, look)
-        waits = trial.db.execute(query, [db.info.backend_pid]).fetchall()
-        if not waits:
-            since = time.monotonic() if not done.is_set() else since
-    if done.is_set():
-        return True
-    trial.db.execute("select pg_cancel_backend(%s)", [db.info.backend_pid])
-    trial.until(done.is_set, "the commit to end")
-    return False
-
-
-COMMIT_ONE = """
-with row as (insert into visible default values returning n)
-insert into outbox (task, args) select %s, jsonb_build_object('n', n) from row"""
-
-
 def at_least_once(trial: Trial) -> Found:
     for _ in range(5):
         if len(trial.worker.records) > len(trial.worker.ids):
             break
         load = kill_under_load(trial, "g9", 1)
         trial.relay(*NO_PURGE)
-        trial.receive(load.committed)
+        trial.receive_all("g9", load.committed)
     same: dict[str, list[Record]] = defaultdict(list)
     for record in trial.worker.records:
         same[record.id].append(record)

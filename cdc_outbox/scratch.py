@@ -11,41 +11,36 @@ import contextlib
 import json
 import logging
 import os
-import re
 import secrets
 import shutil
 import signal
-import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import TimeoutError as Overdue
-from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc_outbox.config import Settings
-from cdc_outbox.embedded import ServerProcess
-from cdc_outbox.errors import ConfigError, DeliveryFailed, OutboxError, PreconditionError, from_sqlstate
+from cdc_outbox.errors import DeliveryFailed, PreconditionError, from_sqlstate
 from cdc_outbox.kafka_topic import Cluster
 from cdc_outbox.query import complete_conninfo
+from cdc_outbox.scratch_process import CommandProcess
+from cdc_outbox.scratch_worker import KAFKA_SECONDS, Worker
 from cdc_outbox.statements import statements
 
 log = logging.getLogger("cdc_outbox.verify")
 
 Database = psycopg.Connection[tuple[object, ...]]
 
-COMMAND = (sys.executable, "-P", "-m", "cdc_outbox")  # -P: import nothing from the current folder
 OURS = ("CDC_OUTBOX_", "DATABASE_URL", "KAFKA_BOOTSTRAP_SERVERS")  # the relays get a configuration file instead
 REMOVE_SECONDS = 15.0
-KAFKA_SECONDS = 15.0
 
 TABLES = """
 create table visible (n bigint generated always as identity primary key);
@@ -54,118 +49,6 @@ create table effects (id text not null);
 STAGE = """
 insert into outbox (task, args) select %s, jsonb_build_object('n', n) from generate_series(1, %s) n
 returning id::text"""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    id: str
-    task: str
-    value: bytes
-
-    @property
-    def n(self) -> int:
-        return int(json.loads(self.value)["n"])
-
-
-class Worker:
-    """Reads the topic from where it ended; every record of this run, in order."""
-
-    def __init__(self, consumer: Consumer, topic: str, *, ours: bool, run: str) -> None:
-        """`ours`: the topic is new."""
-        self._consumer, self._run = consumer, run
-        found = consumer.list_topics(topic, timeout=KAFKA_SECONDS).topics[topic].partitions
-        # Positions that are known now: "the end" would be wherever it is when the first fetch asks.
-        consumer.assign(
-            [
-                TopicPartition(topic, number, OFFSET_BEGINNING if ours else self._end(topic, number))
-                for number in found or [0]
-            ]
-        )
-        self.records: list[Record] = []
-        self.ids: set[str] = set()
-
-    def _end(self, topic: str, partition: int) -> int:
-        _, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=KAFKA_SECONDS)
-        return int(end)
-
-    def read_until(
-        self, done: Callable[[], bool], seconds: float, seen: Callable[[list[Record]], None] | None = None
-    ) -> bool:
-        """False if it was not done in time. `seen` is called with each batch as soon as it is here."""
-        deadline = time.monotonic() + seconds
-        while not done():
-            if time.monotonic() > deadline:
-                return False
-            batch = [record for message in self._consumer.consume(500, 0.02) if (record := self._record(message))]
-            if batch and seen is not None:
-                seen(batch)
-            self.records += batch
-            self.ids |= {record.id for record in batch}
-        return True
-
-    def _record(self, message: Message) -> Record | None:
-        """None for a record of somebody else's."""
-        if error := message.error():
-            raise DeliveryFailed(f"reading the topic: {error.str()}")
-        headers = dict(message.headers() or [])
-        task = _text(headers.get("task"))
-        if not task.startswith(self._run):
-            return None
-        value = message.value() or b""
-        return Record(_text(headers.get("id")), task, value if isinstance(value, bytes) else value.encode())
-
-
-def _text(value: str | bytes | None) -> str:
-    return value.decode() if isinstance(value, bytes) else value or ""
-
-
-class Relay(ServerProcess):
-    """A command of ours in a process of its own; what it said is in its log."""
-
-    name = "the relay"
-
-    def __init__(self, directory: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        super().__init__(directory, None, die_with_parent=True)
-        self.arguments = arguments
-        self._spawn([*COMMAND, *arguments], environment, signal.SIGKILL)
-
-    def wait_for(self, text: str, seconds: float) -> None:
-        """Until its log says so. Raises what its exit code stands for."""
-        with contextlib.suppress(PreconditionError):
-            self._wait_ready(lambda: self.log_contains(text), seconds)
-            return
-        self.raise_failure(f"did not say {text.strip()!r} within {seconds:.0f} s")
-
-    def raise_failure(self, otherwise: str) -> None:
-        kind = {2: ConfigError, 3: PreconditionError}.get(self.exit_code or 0, OutboxError)
-        message, _, hint = self.last_line().removeprefix("error: ").partition("; hint: ")
-        raise kind(message if self.exit_code else f"{self.arguments[0]} {otherwise}: {message}", hint)
-
-    @property
-    def exit_code(self) -> int | None:
-        return None if self._process is None else self._process.poll()
-
-    def wait(self, seconds: float) -> None:
-        """Until it ends by itself."""
-        try:
-            self._wait_end(seconds)
-        except TimeoutError as error:
-            raise OutboxError(str(error)) from None
-
-    def stop(self) -> None:
-        self.send_signal(signal.SIGTERM)
-        with contextlib.suppress(TimeoutError):
-            self._wait_end(12)
-
-    def figure(self, name: str) -> float:
-        """A metric; 0 while it is not there."""
-        port = re.search(r"metrics on port (\d+)", self.log_text())
-        if port is None:
-            return 0.0
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics") as page:
-            samples = [line for line in page.read().decode().splitlines() if line.startswith(f"{name}{{")]
-            return sum(float(line.split()[-1]) for line in samples)
-        return 0.0
 
 
 class Scratch:
@@ -178,12 +61,14 @@ class Scratch:
         self._conninfo = complete_conninfo(settings.dsn)
         self.topic = topic or self.name
         self._topic_is_ours = topic is None
-        self.processes: list[Relay] = []
+        self.processes: list[CommandProcess] = []
         kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         self._environment = {**kept, "PYTHONUNBUFFERED": "1"}
 
     def make(self) -> None:
         """Raises PreconditionError, ConfigError."""
+        with self.translated("connecting to Postgres"):
+            self.connect(set_up=False).close()
         admin = self._cluster()
         self._directory = Path(tempfile.mkdtemp(prefix="cdc-outbox-verify-"))
         self._stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
@@ -322,17 +207,18 @@ class Scratch:
 
     # -- the command --------------------------------------------------------------------------------------------
 
-    def start(self, command: str, *options: str) -> Relay:
+    def start(self, command: str, *options: str) -> CommandProcess:
         directory = self._directory / str(len(self.processes))
         directory.mkdir()
         arguments = [command, "--config", str(self._directory / "config.toml"), *options]
-        process = Relay(directory, arguments, self._environment)
+        process = CommandProcess(directory, arguments, self._environment)
         self.processes.append(process)
         return process
 
     def _kill(self) -> None:
         for process in self.processes:
-            process.kill9()
+            if process.running:
+                process.kill9()
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ from types import FrameType
 from cdc_outbox import gates
 from cdc_outbox.config import Settings
 from cdc_outbox.errors import OutboxError, Stopped
-from cdc_outbox.gates import Found, Trial
 from cdc_outbox.scratch import Scratch, scratch
+from cdc_outbox.trial import NO_PURGE, Found, Trial
 
 LONGEST_SECONDS = 110.0
 
@@ -42,12 +42,16 @@ def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 
-def verify(settings: Settings, topic: str | None, say: Callable[[Result], None]) -> list[Result]:
-    """Each result as it comes, and all of them. `topic`: one that exists, or None for one of its own.
+def verify(
+    settings: Settings, topic: str | None, say: Callable[[Result], None], only: Sequence[str] = ()
+) -> list[Result]:
+    """Each result as it comes, and all of them.
 
+    `topic`: one that exists, or None for one of its own; `only`: these gates, if any are named.
     Raises PreconditionError and the like if nothing could be tried, and OutboxError if it was stopped.
     """
     results: list[Result] = []
+    chosen = [gate for gate in gates.ALL if gate in only or not only]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     try:
@@ -55,12 +59,12 @@ def verify(settings: Settings, topic: str | None, say: Callable[[Result], None])
         with scratch(settings, topic) as made:
             with made.translated("connecting"):
                 trial = Trial(made, deadline)
-            trial.relay(*gates.NO_PURGE)  # if no relay can run here, say why, once
-            for gate in gates.ALL:
+            trial.relay(*NO_PURGE)  # if no relay can run here, say why, once
+            for gate in chosen:
                 results.append(_try(gate, trial, made))
                 say(results[-1])
     except Stopped:
-        raise OutboxError(f"stopped after {len(results)} of {len(gates.ALL)} gates; everything was removed") from None
+        raise OutboxError(f"stopped after {len(results)} of {len(chosen)} gates; everything was removed") from None
     return results
 
 

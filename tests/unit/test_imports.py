@@ -8,13 +8,11 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "cdc_outbox"
 PURE = {"lsn", "errors", "walsender", "pgoutput", "event", "inflight", "visibility", "backoff"}
-# The demo stands outside: its servers, and its application and worker (story).
+# The demo stands outside: its servers, and its application and worker (story). `verify` plays both too (scratch).
 DEMO = {"embedded", "demo", "story"}
-# `verify` plays application and worker too.
-SCRATCH = {"scratch"}
 ONLY = {
-    "confluent_kafka": {"kafka", "kafka_topic"} | DEMO | SCRATCH,
-    "psycopg": {"query", "replication", "statements"} | DEMO | SCRATCH,
+    "confluent_kafka": {"kafka", "kafka_topic", "scratch", "scratch_worker"} | DEMO,
+    "psycopg": {"query", "replication", "statements", "scratch"} | DEMO,
     "click": {"cli"},
     "prometheus_client": {"metrics", "http"},
     "cdc_outbox.cli": {"__main__"},
