@@ -133,7 +133,8 @@ class Figures:
         return reading.waiting_since
 
     def oldest_unacked_seconds(self, reading: Reading | None = None) -> float:
-        own = 0.0 if self.pending_since is None else max(0.0, time.time() - self.pending_since)
+        since = self.pending_since  # once: the relay's thread may be done with it at any moment
+        own = 0.0 if since is None else max(0.0, time.time() - since)
         waiting = self.waiting_since(reading)
         return own if waiting is None else max(own, time.monotonic() - waiting)
 

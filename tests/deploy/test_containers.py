@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,9 @@ def test_the_image_holds_enough_to_build_the_wheel_from(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"]
     done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(list((tmp_path / "dist").glob("*.whl"))) == 1
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert {"cdc_outbox/page.html", "cdc_outbox/sql/role_relay.sql"} <= set(archive.namelist())
 
 
 def test_the_image_is_slim_and_starts_the_command_itself_and_not_as_root() -> None:

@@ -61,6 +61,7 @@ def rig(
 ) -> SlotRig:
     broker = Broker("tansu", tansu.bootstrap, tansu)
     rig = SlotRig(new_database(limited), broker, command, broker.create_topic())
+    rig.slot = rig.publication = "cdc_outbox"  # the server is ours: a name as in real life
     rig.init()
     return rig
 
@@ -132,7 +133,7 @@ def test_a_paused_broker_shows_as_stalled_with_what_waits_and_what_to_do(
     open_page(browser, relay)
     with Load(rig, seed=2):
         wait_for_plots(browser)
-    rig.wait_for(rig.stage())
+    eventually(lambda: browser.text("#why") == "nothing waits", 30, "all is acknowledged")
     request.addfinalizer(tansu.resume)
     tansu.pause()
     rig.stage(count=2)
