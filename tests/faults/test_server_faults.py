@@ -69,6 +69,7 @@ def test_streaming_resumes_after_any_kind_of_restart(postgres_server: StartPostg
     relay = rig.stream("--purge-every", "100ms")
     purge = rig.command.start("purge", *rig.names, "--every", "100ms")
     rig.wait_for(rig.stage("first"))
+    eventually(lambda: "rows purged" in purge.stdout_text(), 30, "the purge run apart is at work")
     is_read_by_metrics(relay)
     rows = rig.stage(count=5000)
     if how == "kill -9":
