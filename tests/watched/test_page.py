@@ -142,8 +142,9 @@ def test_a_paused_broker_shows_as_stalled_with_what_waits_and_what_to_do(
     assert "Kafka has not acknowledged 2 rows" in browser.text("#todo")
     assert browser.text("#flight strong") == "2"
     assert browser.text("#lag strong").endswith(" s")
-    plotted = "return document.querySelectorAll('output')[2].innerText"
-    eventually(lambda: browser.run(plotted) not in ("0 s", ""), 20, "the lag is plotted")
+    plotted = "return [...document.querySelectorAll('output')].map((o) => o.innerText)"
+    eventually(lambda: browser.run(plotted)[0] == "0 rows/s", 20, "the rate has fallen")
+    assert browser.run(plotted)[2] not in ("", "0 s"), "and the lag has not"
     check_layout(browser)
     keep_picture(browser, "stalled", tmp_path)
     tansu.resume()
