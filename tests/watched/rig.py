@@ -11,6 +11,7 @@ from cdc_outbox.config import Settings
 from cdc_outbox.doctor import Line, examine, failed, findings_as_json
 from cdc_outbox.http import MetricsServer
 from cdc_outbox.metrics import Figures
+from cdc_outbox.setup import Setup
 from cdc_outbox.slot_watch import SlotWatch
 from cdc_outbox.status import look
 from cdc_outbox.status_report import Status
@@ -49,6 +50,12 @@ def settings_of(rig: SlotRig, *, kafka: bool = False, **changes: Any) -> Setting
     broker = {"bootstrap_servers": rig.broker.bootstrap, "topic": rig.topic} if kafka else {}
     own = {"dsn": rig.dsn, "table": rig.table, "slot": rig.slot, "publication": rig.publication}
     return Settings(**{**own, **broker, **changes})
+
+
+def set_up(rig: SlotRig, **options: Any) -> None:
+    """What the command `init-slot` does, without starting a process."""
+    with closing(Wakeup()) as wakeup:
+        Setup(settings_of(rig), wakeup, **options).run()
 
 
 def _status(rig: SlotRig, **changes: Any) -> Status:

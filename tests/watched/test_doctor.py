@@ -17,7 +17,7 @@ from cdc_outbox.config import Settings
 from cdc_outbox.facts import Facts
 from tests.fix_postgres import StartPostgres
 from tests.slot_rig import NewRig, SlotRig
-from tests.watched.rig import doctor, status, status_text
+from tests.watched.rig import doctor, set_up, status, status_text
 
 # What is done to the publication; the line that tells of it, with its verdict and some of its words.
 PUBLICATIONS = {
@@ -66,7 +66,7 @@ def test_a_publication_that_does_not_carry_the_whole_table(ready: SlotRig, kind:
     report.expect("checkpoint guard", "fail", "init-slot")
     # Any change makes it younger than the slot's position, as far as the catalogue tells.
     assert report.verdicts("fail") <= {line, "checkpoint guard", "publication before slot"}
-    ready.init()
+    set_up(ready)
     assert not doctor(ready).failed
 
 
@@ -83,7 +83,7 @@ def test_a_slot_made_by_hand_before_its_publication(fresh: SlotRig) -> None:
     report.expect("publication before slot", "fail", "younger than the slot", "init-slot")
     assert {"checkpoint guard", "privileges"} < report.verdicts("fail")
     assert status(fresh).slot.state == "inactive"
-    fresh.init()
+    set_up(fresh)
     assert not doctor(fresh).failed
 
 
@@ -136,7 +136,7 @@ def test_a_slot_of_another_database(ready: SlotRig, new_rig: NewRig) -> None:
 
 def test_a_table_of_another_layout(fresh: SlotRig) -> None:
     fresh.alter("create table outbox (id uuid primary key, kind varchar(100), payload inet, meta int)")
-    fresh.init()
+    set_up(fresh)
     doctor(fresh).expect("columns", "fail", "has no column task, args", "--column ROLE=NAME")
     columns = {"task": "kind", "args": "payload"}
     doctor(fresh, columns=columns).expect("columns", "warn", "payload inet", "payload is sent as the text of its type")
@@ -152,7 +152,7 @@ def test_a_partitioned_table_published_under_its_partitions_names(fresh: SlotRig
         "create table outbox_1 partition of outbox for values from (1) to (3)",
         "create table outbox_2 partition of outbox for values from (3) to (9)",
     )
-    fresh.init()
+    set_up(fresh)
     fresh.stage(count=4)
     found = status(fresh)
     assert found.outbox.rows >= 1
@@ -165,7 +165,7 @@ def test_a_partitioned_table_published_under_its_partitions_names(fresh: SlotRig
 def test_a_slot_that_standbys_keep(fresh: SlotRig, postgres_major: int) -> None:
     if postgres_major < 17:
         pytest.skip("failover slots are of PostgreSQL 17")
-    fresh.init("--failover")
+    set_up(fresh, failover=True)
     assert status(fresh).slot.failover is True
     doctor(fresh).expect("failover", "warn", "ahead of them", "alter system set synchronized_standby_slots")
 
@@ -175,7 +175,7 @@ def test_limits_of_the_server_that_will_hurt(
 ) -> None:
     server = postgres_server(max_slot_wal_keep_size="64MB", wal_sender_timeout="1s")
     rig = new_rig(server)
-    rig.init()
+    set_up(rig)
     report = doctor(rig)
     report.expect("max_slot_wal_keep_size", "warn", "64 MB", "alter system set max_slot_wal_keep_size")
     report.expect("wal_sender_timeout", "warn", "1000 ms", "alter system set wal_sender_timeout")

@@ -10,7 +10,7 @@ from tests.fix_postgres import StartPostgres
 from tests.relay_rig import metrics_url, readiness
 from tests.slot_rig import NewRig, NewRole, SlotRig
 from tests.waiting import eventually
-from tests.watched.rig import SEGMENT, exporter, page, settings_of, write_wal
+from tests.watched.rig import SEGMENT, exporter, page, set_up, settings_of, write_wal
 
 AT_ONCE_SECONDS = 1.5
 """What a scrape takes at most on a busy machine; much less than any timeout that it could run into."""
@@ -62,7 +62,7 @@ def test_scrapes_at_the_same_time_share_one_reading(ready: SlotRig) -> None:
 def test_a_frozen_postgres_costs_each_scrape_next_to_nothing(postgres_server: StartPostgres, new_rig: NewRig) -> None:
     server = postgres_server()
     rig = new_rig(server)
-    rig.init()
+    set_up(rig)
     with exporter(rig) as seen:
         known = seen.value("slot_retained_wal_bytes")
         server.pause()
@@ -107,7 +107,7 @@ def test_an_exporter_whose_backend_is_terminated_connects_again(ready: SlotRig) 
 
 def test_the_lag_grows_while_the_stream_is_dead_and_rows_come_in(ready: SlotRig, new_role: NewRole) -> None:
     role = new_role(ready, "login replication")
-    assert ready.run("init-slot", "--relay-role", role).returncode == 0
+    set_up(ready, relay_role=role)
     ready.user = role
     relay = ready.stream()
     ready.wait_for(ready.stage())

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from cdc_outbox.embedded import PostgresServer, ServerProcess
+from cdc_outbox.slot_watch import CACHE_SECONDS
 from tests.fix_command import Command
 from tests.fix_kafka import Broker
 from tests.fix_postgres import Database, StartPostgres
@@ -20,6 +21,7 @@ from tests.watched.rig import (
     exporter,
     lose_slot,
     page,
+    set_up,
     status,
     status_text,
     write_wal,
@@ -100,7 +102,7 @@ def test_a_stalled_broker_and_then_a_lost_slot(
 ) -> None:
     server = postgres_server(max_slot_wal_keep_size="16MB", wal_sender_timeout="5s")
     rig = SlotRig(new_database(server), private_broker, command, private_broker.create_topic())
-    rig.init()
+    set_up(rig)
     relay = rig.stream("--stalled-after", "1s")
     seen = page(relay)
     rig.wait_for(rig.stage())
@@ -158,7 +160,7 @@ def test_an_idle_slot_that_the_server_took(
     if postgres_major < 18:
         pytest.skip("idle_replication_slot_timeout is of PostgreSQL 18")
     rig = new_rig(postgres_server(idle_replication_slot_timeout="2s"))
-    rig.init()
+    set_up(rig)
     assert 0 <= status(rig).wal.idle_seconds_left <= 2
     assert "before idle_replication_slot_timeout takes the slot" in status_text(rig)
 
@@ -211,7 +213,7 @@ def test_a_transaction_that_holds_the_slot_back(ready: SlotRig, kind: str) -> No
     assert not report.failed
     report.expect("open transactions", "warn", *words)
     # WAL is held back, and yet no row waits.
-    assert seen.value("slot_retained_wal_bytes") > 4 * SEGMENT
+    eventually(lambda: seen.value("slot_retained_wal_bytes") > 4 * SEGMENT, CACHE_SECONDS + 10, "WAL is held")
     eventually(lambda: seen.value("slot_lag_bytes") == 0, 10, "nothing is pending")
     assert readiness(relay) == (200, "ready\n")
 
@@ -219,19 +221,18 @@ def test_a_transaction_that_holds_the_slot_back(ready: SlotRig, kind: str) -> No
 def test_a_frozen_postgres(postgres_server: StartPostgres, new_rig: NewRig) -> None:
     server = postgres_server(wal_sender_timeout="4s")
     rig = new_rig(server)
-    rig.init()
+    set_up(rig)
     relay = rig.stream()
     seen = page(relay)
     rig.wait_for(rig.stage())
     eventually(lambda: seen.value("slot_lag_bytes") == 0, 10, "nothing is pending")
-    retained = seen.value("slot_retained_wal_bytes")
     read_at = seen.value("slot_read_timestamp_seconds")
     server.pause()
     try:
         looking = [rig.command.start(name, *rig.names) for name in ("status", "doctor")]
         eventually(lambda: readiness(relay)[1].startswith("failed: no word from Postgres"), 15, "readyz says so")
-        assert seen.value("slot_retained_wal_bytes") == retained
         assert seen.value("slot_read_timestamp_seconds") >= read_at
+        assert seen.value("slot_retained_wal_bytes") > 0  # what was known
         assert [one.wait(20) for one in looking] == [3, 3]
         assert "no answer within" in looking[0].stderr_text()
         assert looking[1].stdout_text().startswith("fail  Postgres: connecting to Postgres: no answer within")
@@ -260,7 +261,7 @@ def test_wal_level_is_replica(postgres_server: StartPostgres, new_rig: NewRig) -
 
 def test_all_slots_and_walsenders_are_in_use(postgres_server: StartPostgres, new_rig: NewRig) -> None:
     rig = new_rig(postgres_server(max_replication_slots=1, max_wal_senders=1))
-    rig.init()
+    set_up(rig)
     doctor(rig).expect("replication slots", "ok", "1 of 1")
     rig.drop_slot()
     rig.alter("select pg_create_physical_replication_slot('taken')")
@@ -323,7 +324,7 @@ def test_a_pooler_in_between(ready: SlotRig, mode: str) -> None:
 
 def test_the_relay_counts_as_a_synchronous_standby(postgres_server: StartPostgres, new_rig: NewRig) -> None:
     rig = new_rig(postgres_server())
-    rig.init()
+    set_up(rig)
     relay = rig.stream("--stalled-after", "1s")
     seen = page(relay)
     rig.wait_for(rig.stage())
