@@ -100,6 +100,7 @@ RETRIED_SQLSTATES = frozenset(
         "40001",  # serialization_failure
         "40P01",  # deadlock_detected
         "57014",  # query_canceled: statement_timeout
+        "25006",  # read_only_sql_transaction: a failover, or an hour of maintenance
     }
 )
 

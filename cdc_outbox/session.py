@@ -160,7 +160,8 @@ class Session:
     def _check_server(self) -> None:
         in_recovery, wal_level, timeout_ms, version, end = self.queries.call(FACTS, doing="asking for settings")[0]
         if in_recovery == "true":
-            raise PreconditionError("this server is a standby", "give the primary's address with --dsn")
+            # Waited for once we have streamed: in a failover the address leads to one that is not promoted yet.
+            raise ConnectionLost("this server is a standby", "give the primary's address with --dsn")
         if int(version or 0) < 190000 and wal_level != "logical":
             raise PreconditionError(
                 f"wal_level is {wal_level}", "alter system set wal_level = logical, then restart the server"

@@ -38,6 +38,7 @@ def way_back(rig: SlotRig, rows: list[Row]) -> None:
 
 
 def test_a_slot_dropped_with_rows_not_relayed(ready: SlotRig) -> None:
+    """C30 (debezium/debezium#3970, ConduitIO/conduit-connector-postgres#146)."""
     rows = ready.stage(count=10)
     ready.drop_slot()
     rows += ready.stage(count=10)
@@ -47,6 +48,7 @@ def test_a_slot_dropped_with_rows_not_relayed(ready: SlotRig) -> None:
 
 
 def test_a_slot_re_created_by_hand(ready: SlotRig) -> None:
+    """C30."""
     relayed = ready.stage(count=3)
     ready.catch_up()
     rows = ready.stage(count=3)
@@ -93,6 +95,7 @@ def test_a_slot_that_nobody_made_for_us(ready: SlotRig) -> None:
 
 
 def test_a_slot_lost_to_max_slot_wal_keep_size(postgres_server: StartPostgres, new_rig: NewRig) -> None:
+    """C32 (readysettech/readyset#239, powersync-ja/powersync-service#387)."""
     server = postgres_server(max_slot_wal_keep_size="1MB", min_wal_size="32MB", max_wal_size="32MB")
     rig = new_rig(server)
     rig.init()
@@ -111,6 +114,7 @@ def test_a_slot_lost_to_max_slot_wal_keep_size(postgres_server: StartPostgres, n
 
 
 def test_a_slot_dropped_under_a_running_relay(ready: SlotRig) -> None:
+    """C30."""
     relay = ready.stream()
     relayed = ready.stage(count=3)
     ready.wait_for(relayed)
@@ -182,6 +186,7 @@ CHANGES: dict[str, tuple[list[str], list[str], str]] = {
         "taken out of the publication|entry for the table was altered|the publication was altered",
     ),
     "publication dropped": (["drop publication {publication}"], [], "publication"),
+    "publication renamed": (["alter publication {publication} rename to elsewhere"], [], "publication"),
     "publication re-created": (["drop publication {publication}"], [CREATE], "publication"),
     "inserts no longer published": (
         ["alter publication {publication} set (publish = 'update')"],
@@ -214,6 +219,7 @@ def ends_with(relay: Running, change: str) -> None:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_noticed_within_the_check_interval(ready: SlotRig, change: str) -> None:
+    """C34 (zalando/postgres-operator#2085, npgsql/npgsql#6176)."""
     relay = ready.stream("--check-every", "1s")
     rows = ready.stage(count=3)
     ready.wait_for(rows)
@@ -246,6 +252,7 @@ def test_a_change_while_no_relay_runs(ready: SlotRig) -> None:
 
 
 def test_a_renamed_table(ready: SlotRig) -> None:
+    """C23."""
     relay = ready.stream("--check-every", "10min")
     rows = ready.stage(count=3)
     ready.wait_for(rows)

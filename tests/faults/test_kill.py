@@ -41,6 +41,7 @@ def test_twenty_kills_under_load_lose_nothing(rig: RelayRig, topic: CreateTopic)
 
 @pytest.mark.slow
 def test_ten_clean_stops_under_load_repeat_and_lose_nothing(rig: RelayRig, topic: CreateTopic) -> None:
+    """C48 (Trendyol/go-pq-cdc#148 and #149, fluent/fluent-bit#5598)."""
     choice = random.Random(10)
     rig.topic = topic(partitions=3)
     with Load(rig, seed=10) as load:

@@ -54,6 +54,7 @@ def size_limit(request: pytest.FixtureRequest, rig: RelayRig, topic: CreateTopic
 
 
 def test_a_record_too_large_halts_the_relay_before_anything_behind_it(size_limit: SizeLimit) -> None:
+    """C19 (confluentinc/librdkafka#3125, estuary/connectors#3072)."""
     rig = size_limit.rig
     before = rig.stage(count=20)
     poison = rig.stage(padding=TOO_LARGE)
@@ -127,7 +128,7 @@ def test_a_dead_letter_is_stored_whole_and_its_followers_arrive_in_order(size_li
 
 @pytest.mark.kafka_only
 def test_a_batch_larger_than_the_topic_takes_is_no_poison(rig: RelayRig, topic: CreateTopic) -> None:
-    """Kafka's limit is for a batch, and each row fits."""
+    """C19: Kafka's limit is for a batch, and each row fits."""
     rig.topic = topic(config={"max.message.bytes": str(LIMIT)})
     rows = []
     for _ in range(200):

@@ -111,6 +111,7 @@ def test_a_new_row_in_the_place_of_one_that_was_seen_stays(rig: RelayRig) -> Non
 
 
 def test_a_purge_that_waits_for_the_slot_holds_up_no_alter_table(rig: RelayRig) -> None:
+    """C54 (Particular/NServiceBus.Persistence.Sql#778)."""
     rig.stage(count=10)
     listener = listen(rig)
     purge = start_purge(rig)
@@ -125,6 +126,7 @@ def test_a_purge_that_waits_for_the_slot_holds_up_no_alter_table(rig: RelayRig) 
 
 
 def test_a_lock_timeout_a_lost_connection_and_a_slow_statement_end_one_round_or_none(rig: RelayRig) -> None:
+    """C54, C50."""
     relay = rig.stream("--purge-every", "100ms", "--archive")
     purge = start_purge(rig, "--every", "100ms", "--archive")
     holder = rig.database.connect(autocommit=False)
@@ -143,6 +145,7 @@ def test_a_lock_timeout_a_lost_connection_and_a_slow_statement_end_one_round_or_
 
 
 def test_a_limit_for_the_statements_of_applications_is_survived(rig: RelayRig) -> None:
+    """C54."""
     rig.database.execute(f"alter database {rig.database.name} set statement_timeout = '1s'")
     rig.database.execute(
         "create function slow() returns trigger language plpgsql as 'begin perform pg_sleep(1.1); return null; end'"
@@ -155,6 +158,7 @@ def test_a_limit_for_the_statements_of_applications_is_survived(rig: RelayRig) -
 
 
 def test_two_purges_at_once_do_no_harm(rig: RelayRig) -> None:
+    """C54 (JasperFx/wolverine#3120)."""
     rows = rig.stage(count=3000)
     purges = [start_purge(rig, "--every", "20ms", "--purge-batch", 25, "--archive") for _ in range(2)]
     relay = rig.stream("--purge-every", "20ms", "--purge-batch", "10", "--archive")

@@ -95,6 +95,32 @@ def test_streaming_resumes_after_any_kind_of_restart(postgres_server: StartPostg
     standard_check(rows, [], records)
 
 
+def test_a_database_that_is_read_only_for_a_while_is_waited_for(rig: RelayRig) -> None:
+    """C50, the kind of it: in a failover, or in an hour of maintenance, nothing can be stored. Rows go on, what they
+    are confirmed by waits, and neither the relay nor a purge run apart ends."""
+    relay = rig.stream("--purge-every", "100ms")
+    purge = rig.command.start("purge", *rig.names, "--every", "100ms")
+    eventually(lambda: "rows purged" in purge.stdout_text(), 30, "the purge run apart is at work")
+    rows = rig.stage(count=3)
+    rig.wait_until_confirmed(commit_lsn(rig.wait_for(rows)[-1]))
+    end_all = f"select pg_terminate_backend(pid) from ({BACKENDS}) b"
+    rig.database.execute(f"alter database {rig.database.name} set default_transaction_read_only = on")
+    rig.database.execute(end_all)
+    writer = rig.database.connect(options="-c default_transaction_read_only=off")
+    rows += rig.stage(count=3, on=writer)
+    relay.wait_for_log("(25006); starting over")
+    confirmed = rig.confirmed
+    rig.wait_for(rows)
+    assert rig.confirmed == confirmed
+    assert rig.backlog >= 3
+    writer.execute(f"alter database {rig.database.name} reset default_transaction_read_only".encode())
+    rig.database.execute(end_all)
+    eventually(lambda: rig.backlog == 0, 30, "everything is relayed and purged")
+    assert purge.terminate() == 0
+    assert relay.terminate() == 0
+    standard_check(rows, [], rig.read())
+
+
 # -- half-open ------------------------------------------------------------------------------------------------------
 
 

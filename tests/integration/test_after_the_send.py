@@ -199,6 +199,7 @@ def test_a_dead_letter_that_may_not_be_stored_halts_the_relay_where_it_is(ready:
 def test_a_topic_that_is_missing_is_waited_for_and_makes_no_dead_letter(
     rig: RelayRig, broker: Broker, topics: NewTopics
 ) -> None:
+    """C43 (confluentinc/librdkafka#2858 and #4904)."""
     options = ("--topic", f"{rig.topic}.{{task}}", "--on-poison", "dead-letter")
     first = rig.stage(count=3)
     relay = rig.stream(*options)

@@ -171,6 +171,7 @@ def test_postgres_out_of_reach(ready: SlotRig, name: str) -> None:
 
 
 def test_a_missing_topic(ready: SlotRig) -> None:
+    """C43."""
     ready.broker.delete_topic(ready.topic)
     ready.stage()
     before = ready.state()
@@ -179,6 +180,7 @@ def test_a_missing_topic(ready: SlotRig) -> None:
 
 
 def test_a_metrics_port_in_use_costs_nothing(ready: SlotRig) -> None:
+    """C57 (prometheus/client_python#667, google/turbinia#649)."""
     rows = ready.stage()
     before = ready.state()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -196,6 +198,7 @@ def test_a_metrics_port_in_use_costs_nothing(ready: SlotRig) -> None:
 
 @pytest.mark.kafka_only
 def test_kafka_away_at_the_start_is_waited_for(ready: SlotRig, proxy: StartProxy) -> None:
+    """C41 (confluentinc/confluent-kafka-python#1091, confluentinc/librdkafka#1771)."""
     kafka = ready.broker.kafka
     away = ["--bootstrap-servers", kafka.proxied_bootstrap]
     rows = ready.stage(count=3)
@@ -247,6 +250,7 @@ def password_ways(port: int, dbname: str, directory: Path) -> Ways:
 
 
 def test_a_password_is_used_and_never_shown(postgres_server: StartPostgres, new_rig: NewRig, tmp_path: Path) -> None:
+    """C58 (reorg/pg_repack#285, powerdns/pdns#459)."""
     server = postgres_server()
     rig = new_rig(server)
     rig.init()

@@ -242,6 +242,7 @@ TABLES = {
 
 @pytest.mark.parametrize("table", TABLES)
 def test_rows_from_before_the_slot_and_across_its_creation_all_arrive(fresh: SlotRig, table: str) -> None:
+    """C39 (lukashes/outboxx#145 and #146, disqus/pgshovel#16)."""
     fresh.alter(TABLES[table])
     fresh.init()
     fresh.drop_slot()

@@ -11,6 +11,7 @@ COMMANDS = ["init-slot", "stream", "purge"]
 
 
 def test_wal_level(postgres_server: StartPostgres, new_rig: NewRig) -> None:
+    """C38 (aws/pgactive#176, PeerDB-io/peerdb#4649, airbytehq/airbyte#23330)."""
     rig = new_rig(postgres_server(wal_level="replica"))
     before = rig.state()
     rig.refused("init-slot", 3, "wal_level is replica", "alter system set wal_level = logical")
@@ -20,6 +21,7 @@ def test_wal_level(postgres_server: StartPostgres, new_rig: NewRig) -> None:
 
 
 def test_no_free_slot_and_no_free_walsender(postgres_server: StartPostgres, new_rig: NewRig) -> None:
+    """C38 (aws/pgactive#176, PeerDB-io/peerdb#4649, airbytehq/airbyte#23330)."""
     rig = new_rig(postgres_server(max_replication_slots=1, max_wal_senders=1))
     rig.alter("select pg_create_physical_replication_slot('taken')")
     for _ in range(10):
@@ -35,6 +37,7 @@ def test_no_free_slot_and_no_free_walsender(postgres_server: StartPostgres, new_
 
 
 def test_a_role_without_replication(ready: SlotRig, new_role: NewRole) -> None:
+    """C38 (aws/pgactive#176, PeerDB-io/peerdb#4649, airbytehq/airbyte#23330)."""
     role = new_role(ready)
     assert ready.run("init-slot", "--relay-role", role).returncode == 0
     ready.user = role
@@ -56,6 +59,7 @@ def test_a_role_without_create(fresh: SlotRig, new_role: NewRole) -> None:
 
 
 def test_a_relay_role_without_its_grants(ready: SlotRig, new_role: NewRole) -> None:
+    """C38 (aws/pgactive#176, PeerDB-io/peerdb#4649, airbytehq/airbyte#23330)."""
     ready.user = new_role(ready, "login replication")
     before = ready.state()
     for name in ("stream", "purge"):

@@ -41,6 +41,7 @@ def test_without_a_relay_nothing_that_waits_is_purged(rig: RelayRig) -> None:
 
 
 def test_locked_rows_are_skipped_and_purged_later(rig: RelayRig) -> None:
+    """C54."""
     holder = rig.database.connect(autocommit=False)
     rig.stage(count=20)
     holder.execute("select from outbox where id <= 7 for update")

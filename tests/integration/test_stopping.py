@@ -55,6 +55,7 @@ def test_endpos_ends_between_two_transactions(rig: RelayRig) -> None:
 
 
 def test_after_a_clean_stop_the_next_start_repeats_nothing(rig: RelayRig) -> None:
+    """C48."""
     for _ in range(3):
         relay = rig.stream("-X", "linger.ms=300")
         rows = rig.stage(count=20)
@@ -81,6 +82,7 @@ def test_a_stop_in_the_middle_of_a_big_transaction_sends_it_whole(rig: RelayRig,
 def test_a_stop_ends_in_time_although_the_broker_is_frozen(
     private_broker: Broker, database: Database, command: Command
 ) -> None:
+    """C48, C41."""
     rig = RelayRig(database, private_broker, command, private_broker.create_topic())
     rig.init()
     server = private_broker.server

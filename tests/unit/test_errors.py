@@ -32,6 +32,7 @@ CLASSIFIED = [
     ("55P03", ConnectionLost),  # lock_not_available
     ("40001", ConnectionLost),
     ("40P01", ConnectionLost),
+    ("25006", ConnectionLost),  # read_only_sql_transaction: a failover
     # Another relay.
     ("55006", SlotInUse),  # object_in_use
     ("58P01", ConnectionLost),  # undefined_file; on a replication connection it is a gap
@@ -47,7 +48,6 @@ CLASSIFIED = [
     ("53100", PreconditionError),  # disk_full
     ("55000", PreconditionError),  # object_not_in_prerequisite_state: a DELETE without a replica identity
     ("0A000", PreconditionError),
-    ("25006", PreconditionError),  # read_only_sql_transaction: a standby
     # Never seen: not retried, since a loop would hide it.
     ("XX000", OutboxError),
     ("23505", OutboxError),
