@@ -41,6 +41,8 @@ Database = psycopg.Connection[tuple[object, ...]]
 
 OURS = ("CDC_OUTBOX_", "DATABASE_URL", "KAFKA_BOOTSTRAP_SERVERS")  # the relays get a configuration file instead
 REMOVE_SECONDS = 15.0
+_SILENT = logging.Logger("librdkafka")  # what is wrong comes as an error, too
+_SILENT.addHandler(logging.NullHandler())
 
 TABLES = """
 create table visible (n bigint generated always as identity primary key);
@@ -88,7 +90,7 @@ class Scratch:
             raise PreconditionError(
                 str(error), "verify needs a role that may create a schema, a publication and a slot in this database"
             ) from None
-        self._stack.callback(self._kill)
+        self._stack.callback(self.kill)
         made = self.start("init-slot", "--wait", "30s")
         made.wait(40)
         if made.exit_code != 0:
@@ -119,7 +121,7 @@ class Scratch:
             raise PreconditionError(f"Kafka: {error}", "name brokers that answer with --bootstrap-servers") from None
         if not self._topic_is_ours and cluster.topic(self.topic) is None:
             raise PreconditionError(f"topic {self.topic} does not exist", "create it, or omit the option")
-        return AdminClient({**properties, "bootstrap.servers": servers}, logger=logging.Logger("verify.silent"))
+        return AdminClient({**properties, "bootstrap.servers": servers}, logger=_SILENT)
 
     def _make_topic(self, admin: AdminClient) -> None:
         if not self._topic_is_ours:
@@ -143,7 +145,7 @@ class Scratch:
     def _new_worker(self) -> Worker:
         own = {"bootstrap.servers": self._settings.bootstrap_servers, "group.id": self.name}
         own |= {"enable.auto.commit": "false", "fetch.wait.max.ms": "5"}
-        consumer = Consumer({**self._settings.properties, **own}, logger=logging.Logger("verify.silent"))
+        consumer = Consumer({**self._settings.properties, **own}, logger=_SILENT)
         self._stack.callback(consumer.close)
         try:
             return Worker(consumer, self.topic, ours=self._topic_is_ours, run=self.name)
@@ -215,7 +217,7 @@ class Scratch:
         self.processes.append(process)
         return process
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
         for process in self.processes:
             if process.running:
                 process.kill9()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import re
 import signal
 import sys
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -59,7 +59,9 @@ class CommandProcess(ServerProcess):
         port = re.search(r"metrics on port (\d+)", self.log_text())
         if port is None:
             return 0.0
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics") as page:
-            samples = [line for line in page.read().decode().splitlines() if line.startswith(f"{name}{{")]
-            return sum(float(line.split()[-1]) for line in samples)
+        connection = http.client.HTTPConnection("127.0.0.1", int(port[1]), timeout=5)
+        with contextlib.closing(connection), contextlib.suppress(OSError):
+            connection.request("GET", "/metrics")
+            page = connection.getresponse().read().decode()
+            return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(f"{name}{{"))
         return 0.0

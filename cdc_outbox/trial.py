@@ -71,6 +71,13 @@ class Trial:
             self._relay.stop()
             self._relay = None
 
+    def start_over(self) -> None:
+        """Nothing of a gate that failed may reach into the next one."""
+        self.scratch.kill()
+        self._relay = None
+        with contextlib.suppress(Exception):  # without a connection the next gate says so
+            self.open.rollback()
+
     @contextlib.contextmanager
     def without_kafka(self, rows: int, *options: str) -> Iterator[CommandProcess]:
         """A relay that holds `rows` rows, and nobody takes them; killed at the end."""
@@ -79,9 +86,11 @@ class Trial:
             server = f"127.0.0.1:{nobody.getsockname()[1]}"
             # A topic by column is not looked for at the start, which would take seconds.
             relay = self.adopt(self.standby("-b", server, "-t", "{task}", *options), server)
-            self.until(lambda: relay.figure("cdc_outbox_in_flight_rows") >= rows, "rows in a relay that has no Kafka")
-            yield relay
-            relay.kill9()
+            try:
+                self.until(lambda: relay.figure("cdc_outbox_in_flight_rows") >= rows, "rows in a relay without Kafka")
+                yield relay
+            finally:
+                relay.kill9()
 
     def purge(self) -> None:
         """One round, run apart."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import time
@@ -64,7 +63,7 @@ def verify(
                 results.append(_try(gate, trial, made))
                 say(results[-1])
     except Stopped:
-        raise OutboxError(f"stopped after {len(results)} of {len(chosen)} gates; everything was removed") from None
+        raise OutboxError(f"stopped after {len(results)} of {len(chosen)} gates") from None
     return results
 
 
@@ -73,13 +72,14 @@ def _try(gate: str, trial: Trial, made: Scratch) -> Result:
     start = time.monotonic()
     try:
         with made.translated(gate):
+            if start > trial.deadline:
+                raise OutboxError(f"not tried: {LONGEST_SECONDS:.0f} s were not enough for the gates before it")
             found, verdict = function(trial), "ok"
     except Stopped:
         raise
     except OutboxError as error:
         found, verdict = Found("", {}, str(error)), "fail"
-        with contextlib.suppress(Exception):
-            trial.open.rollback()
+        trial.start_over()
     return Result(gate, promise, found.tried, found.figures, verdict, found.note, time.monotonic() - start)
 
 

