@@ -1,9 +1,11 @@
 # make demo    sets everything up, shows the relay at work
 # make why     the wrong ways to start a job beside the right one, with counts
-# make test    sets everything up, runs linters and all tests; PG=15|16|17|18, ARGS="-k purge"
+# make test    sets everything up, runs linters and all tests; PG=15|16|17|18, ARGS="-k purge";
+#              JOBS=3 at a time, each with servers of its own, since most of the time they wait
 # make bench   measures; make lint; make clean
 PYTHON ?= python3
 PG ?= 18
+JOBS ?= 3
 ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
@@ -17,7 +19,7 @@ why: .venv/demo.stamp
 	@$(BIN)/python -m examples.why
 
 test: lint
-	@$(BIN)/pytest --pg $(PG) $(ARGS)
+	@$(BIN)/pytest --pg $(PG) -n $(JOBS) $(ARGS)
 
 bench: .venv/dev.stamp
 	@$(BIN)/python -m benchmarks $(ARGS)
