@@ -6,7 +6,8 @@ from pathlib import Path
 import click
 
 from cdc_outbox import metrics
-from cdc_outbox.cli import cli, commands
+from cdc_outbox.cli import cli
+from cdc_outbox.options import commands
 
 README = Path(__file__).parent.parent / "README.md"
 MARKED = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from cdc_outbox.cli import cli, commands
+from cdc_outbox.cli import cli
 from cdc_outbox.config import Settings, seconds
+from cdc_outbox.options import commands
 
 ROOT = Path(__file__).parents[2]
 COMPOSE_FILE = ROOT / "docker-compose.yml"

@@ -8,8 +8,9 @@ import click
 import pytest
 
 from cdc_outbox import errors
-from cdc_outbox.cli import cli, commands
+from cdc_outbox.cli import cli
 from cdc_outbox.errors import OutboxError
+from cdc_outbox.options import commands
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")

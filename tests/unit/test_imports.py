@@ -13,7 +13,7 @@ DEMO = {"embedded", "demo", "story"}
 ONLY = {
     "confluent_kafka": {"kafka", "kafka_topic", "scratch", "scratch_worker"} | DEMO,
     "psycopg": {"query", "replication", "statements", "scratch"} | DEMO,
-    "click": {"cli"},
+    "click": {"cli", "options"},
     "prometheus_client": {"metrics", "http"},
     "cdc_outbox.cli": {"__main__"},
 }
