@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shlex
 import shutil
 import signal
@@ -18,6 +19,8 @@ from cdc_outbox.story import TOPIC, Relay, Story, say
 
 def run_demo(*, keep: bool) -> None:
     """Plays it. Raises OutboxError for the first thing that is not as promised; leaves nothing behind."""
+    # Ctrl-C in the middle of a statement makes psycopg remark that it cannot roll back; the server is about to end.
+    logging.getLogger("psycopg").addHandler(logging.NullHandler())
     try:
         bindir, tansu = postgres_bindir(18), tansu_binary()
     except PreconditionError as error:
