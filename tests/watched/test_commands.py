@@ -32,12 +32,12 @@ def test_status_goes_on_looking_and_finds_a_server_again_that_was_away(ready: Sl
     def looks() -> int:
         return watching.stdout_text().count("\n")
 
-    eventually(lambda: looks() >= 2, 15, "it looks twice")
+    eventually(lambda: looks() >= 2, 30, "it looks twice")
     end = "select count(pg_terminate_backend(pid, 5000)) from pg_stat_activity where application_name = %s"
     assert ready.database.fetch_value(end, (name,)) == 1
     watching.wait_for_log("warning: asking for settings: ")
     seen = looks()
-    eventually(lambda: looks() > seen + 1, 15, "it looks again")
+    eventually(lambda: looks() > seen + 1, 30, "it looks again")
     watching.signal(signal.SIGINT)
     assert watching.wait() == 0
     assert all(json.loads(line)["slot"]["name"] == ready.slot for line in watching.stdout_text().splitlines())
