@@ -241,10 +241,6 @@ class PostgresServer(ServerProcess):
         self.stop(mode)
         self.start()
 
-    def reload(self) -> None:
-        """Makes the server read `pg_hba.conf` and `postgresql.conf` in its data directory again."""
-        self.send_signal(signal.SIGHUP)
-
     def close(self) -> None:
         """Stops at once and removes the folder, if that was made here."""
         if self.running:

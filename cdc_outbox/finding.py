@@ -12,8 +12,6 @@ from typing import Generic, TypeVar
 
 Subject = TypeVar("Subject")
 
-VERDICTS = ("ok", "warn", "fail", "skip")
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
