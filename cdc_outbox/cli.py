@@ -1,4 +1,7 @@
-"""The commands. With `options` the only module that imports click; nothing imports it."""
+"""The commands. With `options` the only module that imports click; nothing imports it.
+
+A command imports what it alone needs: `--help` waits for no library, and `stream` starts without what the others use.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,13 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from cdc_outbox import __version__, config, logs
-from cdc_outbox.archive import Archive, Choice, Roles
 from cdc_outbox.config import Settings
-from cdc_outbox.dead_letter import DeadLetters, as_line
-from cdc_outbox.doctor import examine, failed, findings_as_json
 from cdc_outbox.errors import ConfigError, OutboxError, PreconditionError, Stopped
-from cdc_outbox.http import MetricsServer
-from cdc_outbox.inbox_setup import make_inbox, trim_inbox
-from cdc_outbox.metrics import Figures
-from cdc_outbox.objects import require
 from cdc_outbox.options import (
     Commands,
     Duration,
@@ -37,15 +33,13 @@ from cdc_outbox.options import (
     option,
     producing,
 )
-from cdc_outbox.purge import Purge, PurgeThread
-from cdc_outbox.query import Queries, complete_conninfo
-from cdc_outbox.relay import Relay
-from cdc_outbox.setup import Setup, drop, left_behind
-from cdc_outbox.slot_watch import SlotWatch
-from cdc_outbox.status import look
-from cdc_outbox.status_report import Status
-from cdc_outbox.status_text import lines
 from cdc_outbox.wakeup import Wakeup
+
+if TYPE_CHECKING:
+    from cdc_outbox.dead_letter import DeadLetters
+    from cdc_outbox.purge import Purge
+    from cdc_outbox.query import Queries
+    from cdc_outbox.status_report import Status
 
 log = logging.getLogger("cdc_outbox")
 
@@ -81,6 +75,8 @@ def init_slot(
 
     Idempotent. Rows that are in the table already, and that the slot does not carry, go through it again.
     """
+    from cdc_outbox.setup import Setup
+
     settings = database_settings(given)
     with Wakeup() as wakeup:
         setup = Setup(
@@ -107,6 +103,8 @@ def init_slot(
 @option("--yes", is_flag=True, help="Do not ask.")
 def drop_slot(yes: bool, **given: Any) -> None:
     """Drop the slot and its checkpoint; table, publication and rows stay."""
+    from cdc_outbox.setup import drop, left_behind
+
     settings = database_settings(given)
     with Wakeup() as wakeup:
         found = left_behind(settings, wakeup)
@@ -168,6 +166,10 @@ def drop_slot(yes: bool, **given: Any) -> None:
 @option("--stalled-after", type=Duration(), default="30s", help="How long pending work may stand still for /readyz.")
 def stream(record_format: str, **given: Any) -> None:
     """Relay committed rows to Kafka until stopped; stand by while another relay holds the slot."""
+    from cdc_outbox.metrics import Figures
+    from cdc_outbox.purge import PurgeThread
+    from cdc_outbox.relay import Relay
+
     given["purge_every"] = None if given["purge_every"] == "off" else given["purge_every"]
     given["metrics_address"] = None if given["metrics_address"] == "off" else given["metrics_address"]
     settings = database_settings({**given, "cloudevents": record_format == "cloudevents"}, streaming=True)
@@ -182,6 +184,9 @@ def stream(record_format: str, **given: Any) -> None:
         # Bound before the slot is touched: a port in use must not cost anybody the slot.
         server = watch = None
         if settings.metrics_address is not None:
+            from cdc_outbox.http import MetricsServer
+            from cdc_outbox.slot_watch import SlotWatch
+
             watch = SlotWatch(settings)
             server = MetricsServer(settings.metrics_address, figures, watch.reading, settings.stalled_after)
             log.info("metrics on port %d", server.port)
@@ -245,6 +250,9 @@ def replay(
     since: str | None, until: str | None, ids: tuple[str, ...], tasks: tuple[str, ...], dry_run: bool, **given: Any
 ) -> None:
     """Stage archived rows again, under new ids and with the old one in the header `replay_of`."""
+    from cdc_outbox.archive import Archive, Choice, Roles
+    from cdc_outbox.objects import require
+
     settings = database_settings(given)
     choice = Choice(since, until, tasks, ids)
     with queries_for(settings) as queries:
@@ -266,6 +274,8 @@ def dead_letters() -> None:
 @option("--json", "as_json", is_flag=True, help="Report as JSON.")
 def list_letters(as_json: bool, **given: Any) -> None:
     """What was set aside, when, and why; never a row's key or value."""
+    from cdc_outbox.dead_letter import as_line
+
     with letters_for(database_settings(given)) as letters:
         found = letters.all()
     if as_json:
@@ -304,6 +314,8 @@ def must_choose(ids: tuple[str, ...], tasks: tuple[str, ...], every: bool) -> No
 
 @contextlib.contextmanager
 def queries_for(settings: Settings) -> Iterator[Queries]:
+    from cdc_outbox.query import Queries, complete_conninfo
+
     with Wakeup() as wakeup:
         queries = Queries(complete_conninfo(settings.dsn), wakeup)
         try:
@@ -314,6 +326,9 @@ def queries_for(settings: Settings) -> Iterator[Queries]:
 
 @contextlib.contextmanager
 def letters_for(settings: Settings) -> Iterator[DeadLetters]:
+    from cdc_outbox.dead_letter import DeadLetters
+    from cdc_outbox.objects import require
+
     with queries_for(settings) as queries:
         objects = require(queries, settings.table, settings.slot, settings.publication)
         yield DeadLetters(queries, objects, settings.record_format().column("id"))
@@ -325,6 +340,9 @@ def letters_for(settings: Settings) -> Iterator[DeadLetters]:
 @option("--watch", type=Duration(), is_flag=False, flag_value="2s", help="Go on, looking this often (2s if bare).")
 def status(as_json: bool, watch: float | None, **given: Any) -> None:
     """Slot, lag, WAL held and left, what holds it back, and what waits. Exit 0 whenever it could look."""
+    from cdc_outbox.status import look
+    from cdc_outbox.status_text import lines
+
     settings = database_settings(given)
     clear = watch is not None and sys.stdout.isatty() and not as_json
 
@@ -343,6 +361,8 @@ def status(as_json: bool, watch: float | None, **given: Any) -> None:
 @option("--json", "as_json", is_flag=True, help="Report as JSON.")
 def doctor(record_format: str, as_json: bool, **given: Any) -> None:
     """Check every precondition, and say what mends it; exit 3 if one fails. Kafka's too if a broker is named."""
+    from cdc_outbox.doctor import examine, failed, findings_as_json
+
     given["cloudevents"] = record_format == "cloudevents"
     settings = database_settings(given, streaming=bool(given["bootstrap_servers"]))
     found = []
@@ -391,6 +411,8 @@ def verify(scratch_topic: str | None, only: tuple[str, ...], as_json: bool, **gi
 @inbox_table
 def init_inbox(inbox: str, **given: Any) -> None:
     """Make the table in which a worker notes what it has done, in the worker's own database; idempotent."""
+    from cdc_outbox.inbox_setup import make_inbox
+
     settings = database_settings(given)
     with Wakeup() as wakeup:
         click.echo(make_inbox(settings, wakeup, inbox))
@@ -402,6 +424,8 @@ def init_inbox(inbox: str, **given: Any) -> None:
 @option("--age", type=Duration(), required=True, help="Forget what was done longer ago than this.")
 def inbox_trim(inbox: str, age: float, **given: Any) -> None:
     """Forget old rows of a worker's inbox; keep them longer than Kafka keeps the topic."""
+    from cdc_outbox.inbox_setup import trim_inbox
+
     settings = database_settings(given)
     with Wakeup() as wakeup:
         click.echo(f"{trim_inbox(settings, wakeup, inbox, age)} rows forgotten")
@@ -417,6 +441,9 @@ def demo(keep: bool) -> None:
 
 
 def new_purge(settings: Settings, wakeup: Wakeup) -> Purge:
+    from cdc_outbox.purge import Purge
+    from cdc_outbox.query import complete_conninfo
+
     return Purge(
         complete_conninfo(settings.dsn),
         wakeup,
@@ -430,6 +457,8 @@ def new_purge(settings: Settings, wakeup: Wakeup) -> Purge:
 
 
 def recover(settings: Settings, wakeup: Wakeup) -> None:
+    from cdc_outbox.setup import Setup
+
     Setup(settings, wakeup, say=log.warning, warn=log.warning).run()
 
 

@@ -9,7 +9,6 @@ from string import Formatter
 
 from cdc_outbox.errors import ConfigError
 from cdc_outbox.event import OWN_HEADERS, ROLES, RecordFormat, legal_topic, topic_columns
-from cdc_outbox.kafka import unsafe_properties
 from cdc_outbox.lsn import parse_lsn
 
 SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
@@ -90,6 +89,8 @@ def _database_problems(settings: Settings) -> list[str]:
 
 
 def _stream_problems(settings: Settings) -> list[str]:
+    from cdc_outbox.kafka import unsafe_properties  # with librdkafka, which other commands do without
+
     problems = []
     if not settings.bootstrap_servers.strip():
         problems.append("--bootstrap-servers: no Kafka broker given (HOST:PORT[,HOST:PORT…])")

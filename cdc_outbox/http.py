@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
-
 from cdc_outbox.errors import ConfigError
 from cdc_outbox.history import History
-from cdc_outbox.metrics import Figures, ReadSlot, registry
+from cdc_outbox.metrics import Figures, ReadSlot
 from cdc_outbox.status_page import HEADERS, PAGE, status_json
 
 
@@ -54,8 +51,6 @@ class MetricsServer:
 def _pages(
     figures: Figures, history: History, read_slot: ReadSlot, stalled_seconds: float
 ) -> type[BaseHTTPRequestHandler]:
-    own: CollectorRegistry = registry(figures, read_slot)
-
     class Pages(BaseHTTPRequestHandler):
         timeout = 10
         server_version = "cdc-outbox"
@@ -64,8 +59,9 @@ def _pages(
         def do_GET(self) -> None:
             match self.path.partition("?")[0]:
                 case "/metrics":
-                    encoder, content_type = choose_encoder(self.headers.get("Accept", ""))
-                    self._answer(200, encoder(own), content_type)
+                    from cdc_outbox.exposition import scrape
+
+                    self._answer(200, *scrape(figures, read_slot, self.headers.get("Accept", "")))
                 case "/healthz":
                     self._answer(200, b"alive\n")
                 case "/readyz":

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import click
 
-from cdc_outbox import metrics
 from cdc_outbox.cli import cli
+from cdc_outbox.exposition import RelayCollector
+from cdc_outbox.metrics import Figures
 from cdc_outbox.options import commands
 
 README = Path(__file__).parent.parent / "README.md"
@@ -42,7 +43,7 @@ def option_row(option: click.Option) -> str:
 
 def metrics_table() -> str:
     lines = ["| metric | type | |", "|---|---|---|"]
-    for family in metrics.RelayCollector(metrics.Figures("slot")).collect():
+    for family in RelayCollector(Figures("slot")).collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = sorted({label for sample in family.samples for label in sample.labels} - {"slot_name", "le"})
         shown = f"{name}{{{','.join(labels)}}}" if labels else name

@@ -9,13 +9,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc_outbox.errors import ConfigError
+from cdc_outbox.exposition import METRIC_NAMES, WAL_STATUSES
 from cdc_outbox.http import MetricsServer
 from cdc_outbox.metrics import (
     FAILURE_KINDS,
     LATENCY_BUCKETS,
-    METRIC_NAMES,
     SIDES,
-    WAL_STATUSES,
     Figures,
     Histogram,
 )

@@ -1,6 +1,9 @@
-"""Which module may import what. Read from the sources, so that an import inside a function counts too."""
+"""Which module may import what. Read from the sources, so that an import inside a function counts too; and, at the end,
+what a command really imports, since every library makes somebody wait."""
 
 import ast
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +17,7 @@ ONLY = {
     "confluent_kafka": {"kafka", "kafka_topic", "scratch", "scratch_worker"} | DEMO,
     "psycopg": {"query", "replication", "statements", "scratch"} | DEMO,
     "click": {"cli", "options"},
-    "prometheus_client": {"metrics", "http"},
+    "prometheus_client": {"exposition"},
     "cdc_outbox.cli": {"__main__"},
 }
 
@@ -67,3 +70,36 @@ def test_each_library_has_its_only_importers(library: str) -> None:
 
 def test_nothing_of_the_package_imports_its_tests() -> None:
     assert not any(name.split(".")[0] == "tests" for names in IMPORTS.values() for name in names)
+
+
+SLOW = {"psycopg", "confluent_kafka", "prometheus_client", "asyncio", "http.server", "ssl"}
+OF_OTHER_COMMANDS = {"setup", "doctor", "status", "verify", "demo", "embedded", "checks_kafka"}
+
+
+def imported_by(*args: str) -> set[str]:
+    """All that a run of the command imports."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "cdc_outbox", *args], capture_output=True, text=True, timeout=60
+    )
+    found = set(re.findall(r"^import time: .*\| +(\S+)$", done.stderr, re.MULTILINE))
+    assert "cdc_outbox.cli" in found, done.stderr[-500:]
+    return found
+
+
+@pytest.mark.parametrize("args", [["--help"], ["stream", "--help"], ["init-slot", "--help"], ["nonsense"]])
+def test_help_waits_for_no_library(args: list[str]) -> None:
+    assert not imported_by(*args) & SLOW
+
+
+def test_stream_imports_what_it_needs_to_start_and_no_more() -> None:
+    refused = "host=127.0.0.1 port=1 dbname=none user=none"
+    found = imported_by("stream", "--dsn", refused, "-b", "127.0.0.1:1", "--metrics-address", "127.0.0.1:0")
+    assert {"cdc_outbox.session", "cdc_outbox.kafka", "cdc_outbox.http"} <= found
+    assert not found & {"prometheus_client", *(f"cdc_outbox.{module}" for module in OF_OTHER_COMMANDS)}
+
+
+@pytest.mark.parametrize("command", ["status", "purge", "init-slot", "replay --dry-run"])
+def test_what_speaks_to_postgres_only_waits_for_no_kafka_client(command: str) -> None:
+    found = imported_by(*command.split(), "--dsn", "host=127.0.0.1 port=1 dbname=none user=none")
+    assert "psycopg" in found
+    assert not found & {"confluent_kafka", "prometheus_client", "http.server"}
