@@ -2,15 +2,17 @@
 # make why     the wrong ways to start a job beside the right one, with counts
 # make test    sets everything up, runs linters and all tests; PG=15|16|17|18, ARGS="-k purge";
 #              JOBS=3 at a time, each with servers of its own, since most of the time they wait
+# make test-lowest   the package's own tests, with the lowest versions of its libraries
+# make dist    builds and checks what a release uploads
 # make bench   measures; make lint; make clean
 PYTHON ?= python3
 PG ?= 18
 JOBS ?= 3
 ARGS ?=
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+PIP := $(BIN)/python -m pip -q --disable-pip-version-check
 
-.PHONY: demo why test bench bench-purge lint clean
+.PHONY: demo why test test-lowest bench bench-purge lint dist clean
 
 demo: .venv/demo.stamp
 	@$(BIN)/cdc-outbox demo $(ARGS)
@@ -20,6 +22,13 @@ why: .venv/demo.stamp
 
 test: lint
 	@$(BIN)/pytest --pg $(PG) -n $(JOBS) $(ARGS)
+
+LOWEST := tests/unit tests/integration/test_gate.py tests/integration/test_record.py \
+    tests/integration/test_init_slot.py tests/integration/test_stopping.py tests/integration/test_purge.py \
+    tests/integration/test_bad_input.py tests/faults/test_kill.py
+
+test-lowest: .venv/lowest.stamp
+	@.venv/lowest/bin/pytest --pg $(PG) -n $(JOBS) $(LOWEST) $(ARGS)
 
 bench: .venv/dev.stamp
 	@$(BIN)/python -m benchmarks $(ARGS)
@@ -32,6 +41,11 @@ lint: .venv/dev.stamp
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
+dist: .venv/dev.stamp
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation >/dev/null
+	@$(BIN)/twine check --strict dist/*
+
 clean:
 	@rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -41,9 +55,16 @@ clean:
 	@touch $@
 
 .venv/demo.stamp: .venv/pip.stamp pyproject.toml
-	@$(PIP) -e '.[demo]'
+	@$(PIP) install -e '.[demo]'
 	@touch $@
 
 .venv/dev.stamp: .venv/pip.stamp pyproject.toml
-	@$(PIP) -e . --group dev
+	@$(PIP) install -e . --group dev
+	@touch $@
+
+.venv/lowest.stamp: .venv/pip.stamp pyproject.toml tests/lowest.py
+	@rm -rf .venv/lowest
+	@$(BIN)/python -m venv --without-pip .venv/lowest
+	@$(BIN)/python tests/lowest.py >.venv/lowest/versions.txt
+	@$(PIP) --python .venv/lowest/bin/python install -r .venv/lowest/versions.txt -e . --group test
 	@touch $@
