@@ -4,15 +4,20 @@
 #              JOBS=3 at a time, each with servers of its own, since most of the time they wait
 # make test-lowest   the package's own tests, with the lowest versions of its libraries
 # make dist    builds and checks what a release uploads
+# make chaos   everything fails at random, and nothing is lost; SECONDS=600, SEED=… replays
+# make kill9   N=100 times kill -9 of the relay under load; SEED=…
 # make bench   measures; make lint; make clean
 PYTHON ?= python3
 PG ?= 18
 JOBS ?= 3
 ARGS ?=
+SECONDS ?= 120
+SEED ?=
+N ?= 100
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip -q --disable-pip-version-check
 
-.PHONY: demo why test test-lowest bench bench-purge lint dist clean
+.PHONY: demo why test chaos kill9 test-lowest bench bench-purge lint dist clean
 
 demo: .venv/demo.stamp
 	@$(BIN)/cdc-outbox demo $(ARGS)
@@ -29,6 +34,12 @@ LOWEST := tests/unit tests/integration/test_gate.py tests/integration/test_recor
 
 test-lowest: .venv/lowest.stamp
 	@.venv/lowest/bin/pytest --pg $(PG) -n $(JOBS) $(LOWEST) $(ARGS)
+
+chaos: .venv/dev.stamp
+	@$(BIN)/python -m tests.chaos --pg $(PG) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+kill9: .venv/dev.stamp
+	@$(BIN)/python -m tests.chaos.kill9 --pg $(PG) --kills $(N) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench: .venv/dev.stamp
 	@$(BIN)/python -m benchmarks $(ARGS)
