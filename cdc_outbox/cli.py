@@ -10,7 +10,8 @@ import gc
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,10 +20,12 @@ import click
 from cdc_outbox import __version__, config, logs
 from cdc_outbox.config import Settings
 from cdc_outbox.errors import ConfigError, OutboxError, PreconditionError, Stopped
+from cdc_outbox.event import legal_topic
 from cdc_outbox.options import (
     Commands,
     Duration,
     Moment,
+    Role,
     brokers,
     choosing,
     column_map,
@@ -59,8 +62,8 @@ def cli() -> None:
 @option("--dry-run", is_flag=True, help="Print the SQL instead of executing it.")
 @option("--failover", is_flag=True, help="A slot that standbys keep too (PostgreSQL 17 and later).")
 @option("--wait", type=Duration(), default="60s", help="The longest wait for older transactions.")
-@option("--app-role", help="Let this role insert jobs, and nothing else.")
-@option("--relay-role", help="Let this role do what the relay needs, and nothing else.")
+@option("--app-role", type=Role(), help="Let this role insert jobs, and nothing else.")
+@option("--relay-role", type=Role(), help="Let this role do what the relay needs, and nothing else.")
 @option("--json", "as_json", is_flag=True, help="Report as JSON.")
 def init_slot(
     dry_run: bool,
@@ -211,7 +214,7 @@ def stream(record_format: str, **given: Any) -> None:
 
 @cli.command()
 @common
-@option("--every", type=Duration(), help="Go on, with a round this often; otherwise one round.")
+@option("--every", type=Duration(above_zero=True), help="Go on, with a round this often; otherwise one round.")
 @deleting
 @option("--dry-run", is_flag=True, help="Count what would be deleted.")
 def purge(every: float | None, dry_run: bool, **given: Any) -> None:
@@ -253,6 +256,8 @@ def replay(
     from cdc_outbox.archive import Archive, Choice, Roles
     from cdc_outbox.objects import require
 
+    if since is not None and until is not None and datetime.fromisoformat(since) >= datetime.fromisoformat(until):
+        raise ConfigError("--since and --until: the first must be the earlier")
     settings = database_settings(given)
     choice = Choice(since, until, tasks, ids)
     with queries_for(settings) as queries:
@@ -264,7 +269,7 @@ def replay(
             click.echo(f"{archive.replay(choice)} rows staged again")
 
 
-@cli.group("dead-letters", cls=Commands)
+@cli.group("dead-letters", cls=Commands, no_args_is_help=False)
 def dead_letters() -> None:
     """Rows that Kafka would never have taken (stream --on-poison dead-letter)."""
 
@@ -314,7 +319,8 @@ def must_choose(ids: tuple[str, ...], tasks: tuple[str, ...], every: bool) -> No
 
 @contextlib.contextmanager
 def queries_for(settings: Settings) -> Iterator[Queries]:
-    from cdc_outbox.query import Queries, complete_conninfo
+    from cdc_outbox.conninfo import complete_conninfo
+    from cdc_outbox.query import Queries
 
     with Wakeup() as wakeup:
         queries = Queries(complete_conninfo(settings.dsn), wakeup)
@@ -337,7 +343,13 @@ def letters_for(settings: Settings) -> Iterator[DeadLetters]:
 @cli.command()
 @common
 @option("--json", "as_json", is_flag=True, help="Report as JSON.")
-@option("--watch", type=Duration(), is_flag=False, flag_value="2s", help="Go on, looking this often (2s if bare).")
+@option(
+    "--watch",
+    type=Duration(above_zero=True),
+    is_flag=False,
+    flag_value="2s",
+    help="Go on, looking this often (2s if bare).",
+)
 def status(as_json: bool, watch: float | None, **given: Any) -> None:
     """Slot, lag, WAL held and left, what holds it back, and what waits. Exit 0 whenever it could look."""
     from cdc_outbox.status import look
@@ -397,6 +409,8 @@ def verify(scratch_topic: str | None, only: tuple[str, ...], as_json: bool, **gi
     """
     from cdc_outbox import verify as verification
 
+    if scratch_topic is not None and not legal_topic(scratch_topic):
+        raise ConfigError(f"--scratch-topic {scratch_topic!r}: a topic's name has letters, digits, . _ and - only")
     settings = database_settings({**given, "topic": scratch_topic or "scratch"}, streaming=True)
     say = (lambda result: None) if as_json else click.echo
     results = verification.verify(settings, scratch_topic, say, only)
@@ -441,8 +455,8 @@ def demo(keep: bool) -> None:
 
 
 def new_purge(settings: Settings, wakeup: Wakeup) -> Purge:
+    from cdc_outbox.conninfo import complete_conninfo
     from cdc_outbox.purge import Purge
-    from cdc_outbox.query import complete_conninfo
 
     return Purge(
         complete_conninfo(settings.dsn),
@@ -476,9 +490,10 @@ def fail(error: OutboxError) -> NoReturn:
     sys.exit(error.exit_code)
 
 
-def main() -> NoReturn:
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """`args`: the process's own by default."""
     try:
-        cli.main(standalone_mode=False)
+        cli.main(args, standalone_mode=False)
         sys.exit(0)
     except Stopped:
         sys.exit(0)

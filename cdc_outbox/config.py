@@ -8,13 +8,20 @@ from dataclasses import dataclass, field
 from string import Formatter
 
 from cdc_outbox.errors import ConfigError
-from cdc_outbox.event import OWN_HEADERS, ROLES, RecordFormat, legal_topic, topic_columns
+from cdc_outbox.event import CLOUDEVENTS_HEADERS, OWN_HEADERS, ROLES, RecordFormat, legal_topic, topic_columns
 from cdc_outbox.lsn import parse_lsn
 
 SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 LONGEST_IDENTIFIER_BYTES = 63
+LONGEST_SECONDS = 36_500 * 86_400.0
+MOST_PURGED = 1_000_000
+"""Rows in one DELETE: far more than is good, and still a number that Postgres counts with."""
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|min|h|d)?")
+_SERVER = re.compile(
+    r"((?:sasl_)?(?:plaintext|ssl)://)?([\w.-]+|\[[0-9a-f:.]+(%\w+)?\])(?::(?P<port>[0-9]+))?", re.IGNORECASE
+)
+_URI_REFERENCE = re.compile(r"[!-~]+")
 
 
 def seconds(text: str) -> float:
@@ -22,7 +29,10 @@ def seconds(text: str) -> float:
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a duration such as 500ms, 10s or 5m")
-    return float(match[1]) * _UNITS[match[2] or "s"]
+    found = float(match[1]) * _UNITS[match[2] or "s"]
+    if found > LONGEST_SECONDS:
+        raise ValueError("that is longer than a hundred years")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +89,13 @@ def _database_problems(settings: Settings) -> list[str]:
             problems.append(f"{option}: a name is missing")
     if len(settings.publication.encode()) > LONGEST_IDENTIFIER_BYTES:
         problems.append(f"--publication: longer than {LONGEST_IDENTIFIER_BYTES} bytes")
+    unknown = [role for role in settings.columns if role not in ROLES]
+    problems += [f"--column {role}: no such role; there are {', '.join(ROLES)}" for role in unknown]
+    problems += [f"--column {role}: a name is missing" for role, name in settings.columns.items() if not name]
     if settings.purge_every is not None and settings.purge_every <= 0:
         problems.append("--purge-every: give a duration above 0, or `off`")
-    if settings.purge_batch < 1:
-        problems.append("--purge-batch: give a number of rows, 1 or more")
+    if not 0 < settings.purge_batch <= MOST_PURGED:
+        problems.append(f"--purge-batch: give a number of rows, 1 to {MOST_PURGED:,}")
     if settings.archive_retain is not None and not settings.archive:
         problems.append("--archive-retain: it goes with --archive")
     return problems
@@ -101,14 +114,19 @@ def _stream_problems(settings: Settings) -> list[str]:
             if not _legal_server(server.strip())
         ]
     problems += _topic_problems(settings.topic)
-    for option, count in (("partitions", settings.topic_partitions), ("replication", settings.topic_replication)):
-        if not (count == -1 or count > 0):
-            problems.append(f"--topic-{option}: give a number above 0, or -1 for the broker's default")
-    unknown = [role for role in settings.columns if role not in ROLES]
-    problems += [f"--column {role}: no such role; there are {', '.join(ROLES)}" for role in unknown]
-    problems += [f"--column {role}: a name is missing" for role, name in settings.columns.items() if not name]
+    for option, count, most in (
+        ("partitions", settings.topic_partitions, 1_000_000),
+        ("replication", settings.topic_replication, 32_767),
+    ):
+        if not (count == -1 or 0 < count <= most):
+            problems.append(f"--topic-{option}: give a number of 1 to {most:,}, or -1 for the broker's default")
+        elif count != -1 and not settings.create_topics:
+            problems.append(f"--topic-{option}: it goes with --create-topics")
     problems += [f"--header {name}: a column is missing" for name, column in settings.headers.items() if not column]
-    problems += [f"--header {name}: the relay sets that one" for name in settings.headers if name in OWN_HEADERS]
+    own = OWN_HEADERS | (CLOUDEVENTS_HEADERS if settings.cloudevents else frozenset())
+    problems += [f"--header {name}: the relay sets that one" for name in settings.headers if name in own]
+    if settings.cloudevents and not _URI_REFERENCE.fullmatch(settings.source):
+        problems.append(f"--source {settings.source!r}: write a URI or its end, such as /shop, without spaces")
     problems += unsafe_properties(settings.properties)
     if settings.shutdown_timeout <= 0:
         problems.append("--shutdown-timeout: give a duration above 0")
@@ -125,7 +143,7 @@ def _stream_problems(settings: Settings) -> list[str]:
             problems.append("--endpos and --until-caught-up: give one of them")
     if settings.metrics_address is not None:
         host, colon, port = settings.metrics_address.rpartition(":")
-        if not (host and colon and port.isdecimal() and int(port) < 65536):
+        if not (host.strip("[]") and colon and _is_port(port, least=0)) or re.search(r"\s", host):
             problems.append(
                 f"--metrics-address {settings.metrics_address!r}: write HOST:PORT (port 0 to 65535), or `off`"
             )
@@ -133,10 +151,12 @@ def _stream_problems(settings: Settings) -> list[str]:
 
 
 def _legal_server(server: str) -> bool:
-    host, colon, port = server.rpartition(":")
-    if not colon or "]" in port:
-        return bool(server) and not server.endswith(":")
-    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
+    found = _SERVER.fullmatch(server)
+    return found is not None and (found["port"] is None or _is_port(found["port"], least=1))
+
+
+def _is_port(text: str, *, least: int) -> bool:
+    return re.fullmatch(r"[0-9]{1,5}", text) is not None and least <= int(text) < 65536
 
 
 def _topic_problems(topic: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from cdc_outbox import checks_kafka, checks_outbox, checks_server
 from cdc_outbox.checks_kafka import Kafka
 from cdc_outbox.config import Settings
-from cdc_outbox.errors import OutboxError, Stopped
+from cdc_outbox.errors import ConfigError, OutboxError, Stopped
 from cdc_outbox.facts import Facts
 from cdc_outbox.finding import Checks, Finding, fail, skip
 from cdc_outbox.wakeup import Wakeup
@@ -39,7 +39,7 @@ def examine(settings: Settings, wakeup: Wakeup) -> Iterator[Line]:
             if facts.look.lost:
                 facts.close()
                 facts = None
-        except Stopped:
+        except (Stopped, ConfigError):
             raise
         except OutboxError as error:
             yield Line("Postgres", fail(str(error), error.hint or "start it, or give another --dsn"))

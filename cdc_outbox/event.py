@@ -25,6 +25,10 @@ ROLES = ("id", "task", "args", "key", "headers")
 """What a column can be to the relay; `--column args=payload` gives a role to a column of another name."""
 OPTIONAL_ROLES = frozenset({"key", "headers"})
 OWN_HEADERS = frozenset({"id", "task", "commit_lsn"})
+CLOUDEVENTS_HEADERS = frozenset(
+    {"content-type", "ce_specversion"}
+    | {f"ce_{name}" for name in ("id", "type", "source", "time", "commitlsn", "partitionkey")}
+)
 
 BYTEA_OID = 17
 TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")

@@ -9,11 +9,12 @@ from typing import Any
 
 from cdc_outbox.checkpoint import check, compare_sql
 from cdc_outbox.config import Settings
+from cdc_outbox.conninfo import complete_conninfo
 from cdc_outbox.errors import OutboxError, PreconditionError
 from cdc_outbox.look import Look
 from cdc_outbox.objects import Objects, require_slot, resolve
 from cdc_outbox.pgoutput import Column, Relation
-from cdc_outbox.query import Row, complete_conninfo
+from cdc_outbox.query import Row
 from cdc_outbox.wakeup import Wakeup
 
 _PARAMETERS = "select name, setting from pg_settings"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from cdc_outbox.config import Settings
+from cdc_outbox.conninfo import complete_conninfo
 from cdc_outbox.inbox import trim_statement
 from cdc_outbox.objects import table_to_be
-from cdc_outbox.query import Queries, complete_conninfo
+from cdc_outbox.query import Queries
 from cdc_outbox.statements import qualified, statements
 from cdc_outbox.wakeup import Wakeup
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import time
 from collections.abc import Callable, Mapping
 
@@ -66,8 +68,13 @@ NEVER: Mapping[str, str] = {
     "on_delivery": "it is a callback of the relay's own",
     "error_cb": "it is a callback of the relay's own",
     "logger": "it is a callback of the relay's own",
+    "default.topic.config": "give its properties themselves",
     "enable.background.events": "delivery reports run in the relay's own thread",
 }
+
+_NUMERIC = re.compile(r"\.(ms|bytes|kbytes|messages|size)$")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+_FILES = frozenset({"ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.keystore.location"})
 
 REFUSED_FOR_GOOD = frozenset(
     {
@@ -85,10 +92,15 @@ ONE_BY_ONE: Mapping[str, str] = {"linger.ms": "0", "enable.gapless.guarantee": "
 
 
 def unsafe_properties(properties: Mapping[str, str]) -> list[str]:
-    """One sentence for each property that would break a promise."""
+    """One sentence for each property that would break a promise, or that librdkafka would misread or not explain."""
     problems = []
     for name, value in properties.items():
         plain = name.removeprefix("topic.") if name.startswith("topic.request.") else name
+        if _NUMERIC.search(name) and not _NUMBER.fullmatch(value):
+            # librdkafka takes 30s for 30, which are milliseconds.
+            problems.append(f"-X {name}={value}: write a plain number; its unit is in the property's name")
+        if name in _FILES and not os.access(value, os.R_OK):
+            problems.append(f"-X {name}={value}: there is no such file, or it cannot be read")
         if plain in NEVER:
             problems.append(f"-X {name}: not to be set, {NEVER[plain]}")
         elif plain in ONLY and value.lower() not in ONLY[plain][0]:

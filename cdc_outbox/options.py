@@ -19,22 +19,26 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
-    """`500ms`, `10s`, `5m`; with `off=True` the word `off` too, which is None."""
+    """`500ms`, `10s`, `5m`; with `off=True` the word `off` too, which is None; with `above_zero` not 0."""
 
     name = "duration"
 
-    def __init__(self, *, off: bool = False) -> None:
+    def __init__(self, *, off: bool = False, above_zero: bool = False) -> None:
         self.off = off
+        self.above_zero = above_zero
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
-            return float(value) if isinstance(value, int) else value
+            return value  # converted already
         if self.off and value == "off":
             return "off"
         try:
-            return config.seconds(value)
+            found = config.seconds(value)
         except ValueError as error:
             self.fail(f"{error}{' or `off`' if self.off else ''}", param, ctx)
+        if self.above_zero and found == 0:
+            self.fail("give a duration above 0", param, ctx)
+        return found
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
@@ -51,14 +55,47 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
             self.fail(f"{value!r} is neither a duration such as 2h nor a time in ISO 8601", param, ctx)
 
 
+class Name(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """Anything but nothing."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not str(value).strip():
+            self.fail("a name is missing", param, ctx)
+        return str(value)
+
+
+class Role(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """The name of a role of Postgres, as it is, without quotes."""
+
+    name = "role"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not 0 < len(str(value).encode(errors="replace")) <= config.LONGEST_IDENTIFIER_BYTES:
+            self.fail(f"give a role's name, of {config.LONGEST_IDENTIFIER_BYTES} bytes at most", param, ctx)
+        return str(value)
+
+
+class Pair(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """`NAME=VALUE`. In a variable the next one begins where a NAME= does, so that a password may hold spaces."""
+
+    name = "pair"
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return re.split(r"\s+(?=[\w.-]+=)", rv.strip())
+
+
 def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """`NAME=VALUE`, repeatable; a table in the configuration file; in a variable, several are separated by spaces."""
     found: dict[str, str] = {}
     for value in values:
         name, equals, text = value.partition("=")
         if not equals or not name.strip():
-            # Not the whole: it could be a password.
-            raise click.BadParameter(f"{re.match(r'[a-z._]*', name)[0]!r}… is not NAME=VALUE", ctx, param)  # type: ignore[index]
+            # Of it only what cannot be a password.
+            property_name = re.match(r"[a-z]+(\.[a-z]+)+", name)
+            quoted = f"{property_name[0]!r}… is" if property_name else "one is"
+            raise click.BadParameter(f"{quoted} not NAME=VALUE", ctx, param)
         if name.strip() in found:
             raise click.BadParameter(f"{name.strip()} is given twice", ctx, param)
         found[name.strip()] = text
@@ -76,21 +113,46 @@ def read_config(ctx: click.Context, param: click.Parameter, path: str | None) ->
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
         # Not the parser's own words: they could quote a password.
         raise ConfigError(f"--config {path}: not valid TOML") from None
-    known = option_names(ctx.command)
+    known = named_options(ctx.command)
     whole = ctx.find_root().command
     assert isinstance(whole, click.Group)
-    every = {name for command in commands(whole).values() for name in option_names(command)}
+    every = {name for command in commands(whole).values() for name in named_options(command)}
     if unknown := sorted(repr(key) for key in given if key.replace("_", "-") not in every):
         raise ConfigError(f"--config {path}: unknown key {', '.join(unknown)}")
     defaults: dict[str, Any] = {}
     for key, value in given.items():
-        name = known.get(key.replace("_", "-"))
-        if name is None:
+        option = known.get(key.replace("_", "-"))
+        if option is None or option.name is None:
             continue  # another command's
-        if isinstance(value, Mapping):
-            value = [f"{name}={text}" for name, text in value.items()]
-        defaults[name] = value
+        if option.name in defaults:
+            raise ConfigError(f"--config {path}: --{key} is given twice")
+        try:
+            defaults[option.name] = as_typed(option, value)
+        except ValueError as error:
+            raise ConfigError(f"--config {path}: --{key}: {error}") from None
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
+
+
+def as_typed(option: click.Option, value: Any) -> Any:
+    """A TOML value as the command line has it, so that one converter judges both. Raises ValueError, without the
+    value: it could be a password."""
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise ValueError("write true or false")
+        return value
+    if option.multiple:
+        if isinstance(value, Mapping) and isinstance(option.type, Pair):
+            return [f"{name}={_text(text)}" for name, text in value.items()]
+        return [_text(one) for one in value] if isinstance(value, list) else [_text(value)]
+    if isinstance(value, bool):
+        raise ValueError("it is no switch: write a value")
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, Mapping)):
+        raise ValueError("write one value, or see --help for what it takes")
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def commands(group: click.Group) -> dict[str, click.Command]:
@@ -102,13 +164,13 @@ def commands(group: click.Group) -> dict[str, click.Command]:
     return found
 
 
-def option_names(command: click.Command) -> dict[str, str]:
-    """What a person writes, without dashes in front, and what click calls it."""
+def named_options(command: click.Command) -> dict[str, click.Option]:
+    """By what a person writes, without dashes in front."""
     return {
-        text.lstrip("-"): parameter.name
+        text.lstrip("-"): parameter
         for parameter in command.params
         for text in parameter.opts
-        if text.startswith("--") and parameter.name and parameter.name != "config"
+        if text.startswith("--") and isinstance(parameter, click.Option) and parameter.name != "config"
     }
 
 
@@ -163,6 +225,7 @@ common = grouped(
 column_map = option(
     "--column",
     "columns",
+    type=Pair(),
     multiple=True,
     callback=pairs,
     metavar="ROLE=NAME",
@@ -181,6 +244,7 @@ librdkafka = option(
     "--property",
     "-X",
     "properties",
+    type=Pair(),
     multiple=True,
     callback=pairs,
     metavar="NAME=VALUE",
@@ -208,6 +272,7 @@ producing = grouped(
     option(
         "--header",
         "headers",
+        type=Pair(),
         multiple=True,
         callback=pairs,
         metavar="NAME=COLUMN",
@@ -220,15 +285,30 @@ producing = grouped(
 deleting = grouped(
     option("--purge-batch", type=int, default=5000, help="Rows in one DELETE, which is a transaction of its own."),
     option("--archive", is_flag=True, help="Move relayed rows to the archive instead of deleting them."),
-    option("--archive-retain", type=Duration(), help="How long rows stay in the archive; otherwise for good."),
+    option(
+        "--archive-retain",
+        type=Duration(above_zero=True),
+        help="How long rows stay in the archive; otherwise for good.",
+    ),
 )
 
-inbox_table = option("--inbox", default="inbox", help="The worker's table, with its schema if need be.")
+inbox_table = option("--inbox", type=Name(), default="inbox", help="The worker's table, with its schema if need be.")
 
 choosing = grouped(
     option("--id", "ids", multiple=True, help="The row with this id; repeatable."),
     option("--task", "tasks", multiple=True, help="The rows of this task; repeatable."),
 )
+
+
+def _texts(value: object) -> list[str]:
+    if isinstance(value, Mapping):
+        return [*map(str, value), *map(str, value.values())]
+    return [value] if isinstance(value, str) else list(value) if isinstance(value, tuple) else []
+
+
+def _is_text(text: str) -> bool:
+    """Neither libpq nor librdkafka has a way to take anything else; half of a surrogate pair kills the process."""
+    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 class Strict(click.Command):
@@ -238,8 +318,13 @@ class Strict(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
-        if rest and not ctx.resilient_parsing:
+        if ctx.resilient_parsing:
+            return rest
+        if rest:
             raise click.UsageError("something here is no option (a DSN stands behind --dsn)", ctx)
+        for parameter in self.params:
+            if not all(map(_is_text, _texts(ctx.params.get(parameter.name or "")))):
+                raise click.BadParameter("it is not UTF-8, or has a zero character in it", ctx, parameter)
         return rest
 
 

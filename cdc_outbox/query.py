@@ -13,8 +13,8 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from cdc_outbox.conninfo import CONNECT_SECONDS
 from cdc_outbox.errors import (
-    ConfigError,
     ConnectionLost,
     OutboxError,
     Stopped,
@@ -26,32 +26,9 @@ from cdc_outbox.wakeup import READ, WRITE, Wakeup
 Row = tuple[str | None, ...]
 ANSWER_SECONDS = 30.0
 """A question this old means a dead or half-open connection."""
-CONNECT_SECONDS = 10.0
 TLS_READS = 4
 """Decrypted bytes can wait inside TLS where poll(2) does not see them. Once the socket is dry this many more reads
 empty it: a TLS record holds 16 kB, and libpq reads at least 8 kB a call."""
-
-CONNECTION_DEFAULTS = {
-    "application_name": "cdc-outbox",
-    "connect_timeout": str(int(CONNECT_SECONDS)),
-    # A dead peer is noticed within about 20 s, also when nothing is being sent (manual, 34.1.2).
-    "keepalives_idle": "10",
-    "keepalives_interval": "3",
-    "keepalives_count": "3",
-    "tcp_user_timeout": "20000",
-}
-
-
-def complete_conninfo(dsn: str) -> str:
-    """The operator's DSN over our defaults. libpq parses it, nobody else. Raises ConfigError, without quoting it:
-    libpq's own message would quote a password."""
-    try:
-        given = conninfo_to_dict(dsn)
-        return make_conninfo(**{**CONNECTION_DEFAULTS, **given})  # type: ignore[arg-type]  # psycopg's own dict
-    except psycopg.Error:
-        raise ConfigError(
-            "the DSN cannot be parsed", "write postgresql://USER@HOST:PORT/DATABASE, or key=value pairs"
-        ) from None
 
 
 def connection_lost(doing: str, pgconn: pq.abc.PGconn | None, error: object = None) -> ConnectionLost:

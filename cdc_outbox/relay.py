@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from cdc_outbox.backoff import Backoff
 from cdc_outbox.config import Settings
+from cdc_outbox.conninfo import complete_conninfo
 from cdc_outbox.errors import (
     BatchRefused,
     DeliveryFailed,
@@ -20,7 +21,7 @@ from cdc_outbox.errors import (
 from cdc_outbox.event import topic_columns
 from cdc_outbox.kafka import KafkaProducer
 from cdc_outbox.metrics import Figures
-from cdc_outbox.query import complete_conninfo, server_is_starting
+from cdc_outbox.query import server_is_starting
 from cdc_outbox.session import Session
 from cdc_outbox.wakeup import Wakeup
 

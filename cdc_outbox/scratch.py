@@ -28,9 +28,9 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc_outbox.config import Settings
+from cdc_outbox.conninfo import complete_conninfo
 from cdc_outbox.errors import DeliveryFailed, PreconditionError, from_sqlstate
 from cdc_outbox.kafka_topic import Cluster
-from cdc_outbox.query import complete_conninfo
 from cdc_outbox.scratch_process import CommandProcess
 from cdc_outbox.scratch_worker import KAFKA_SECONDS, Worker
 from cdc_outbox.statements import statements

@@ -25,10 +25,11 @@ from cdc_outbox.checkpoint import (
     reset_sql,
 )
 from cdc_outbox.config import Settings
+from cdc_outbox.conninfo import complete_conninfo
 from cdc_outbox.errors import OutboxError, PreconditionError, SlotInUse, Stopped
 from cdc_outbox.lsn import format_lsn
 from cdc_outbox.objects import Objects, Slot, find_slot, require, resolve, slot_holder, table_to_be
-from cdc_outbox.query import Queries, Row, complete_conninfo
+from cdc_outbox.query import Queries, Row
 from cdc_outbox.statements import identifier, literal, statements
 from cdc_outbox.wakeup import Wakeup
 
@@ -293,7 +294,7 @@ class Setup:
         self._did("old slot", f"{objects.slot} dropped: {reason}")
 
     def _make_slot(self, objects: Objects) -> None:
-        limit = f"{int(self.wait_seconds + 10)}s"
+        limit = f"{int(min(self.wait_seconds + 10, LONG_SECONDS))}s"  # Postgres counts up to 24 days
         file = "slot_failover.sql" if self.failover else "slot.sql"
         *settings, create = statements(file, {**objects.names(), "limit": limit})
         for statement in settings:

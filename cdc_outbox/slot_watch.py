@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from cdc_outbox.backlog import Waiting, parse_waiting, waiting_sql
 from cdc_outbox.config import Settings
+from cdc_outbox.conninfo import complete_conninfo
 from cdc_outbox.errors import OutboxError, Stopped
 from cdc_outbox.look import Look
 from cdc_outbox.lsn import parse_lsn
 from cdc_outbox.objects import resolve
-from cdc_outbox.query import complete_conninfo
 from cdc_outbox.wakeup import Wakeup
 
 log = logging.getLogger("cdc_outbox.slot_watch")

@@ -13,10 +13,11 @@ from typing import Any
 
 from cdc_outbox.backlog import Waiting, parse_waiting, waiting_sql
 from cdc_outbox.config import Settings
+from cdc_outbox.conninfo import complete_conninfo
 from cdc_outbox.errors import ConnectionLost, OutboxError, Stopped
 from cdc_outbox.look import Look
 from cdc_outbox.objects import Objects, resolve
-from cdc_outbox.query import Row, complete_conninfo
+from cdc_outbox.query import Row
 from cdc_outbox.status_report import Lag, Status, TableState, behind, number, open_transactions, slot_state, wal_state
 from cdc_outbox.wakeup import Wakeup
 

@@ -12,6 +12,8 @@ from types import FrameType, TracebackType
 from typing import Self
 
 READ, WRITE = select.POLLIN, select.POLLOUT
+LONGEST_SECONDS = 20 * 86_400.0
+"""poll(2) counts milliseconds in 31 bits."""
 
 
 class Wakeup:
@@ -70,7 +72,7 @@ class Wakeup:
         poller.register(self._reader, READ)
         for descriptor, mask in interests:
             poller.register(descriptor, mask)
-        poller.poll(max(0.0, timeout) * 1000)
+        poller.poll(min(max(0.0, timeout), LONGEST_SECONDS) * 1000)
         try:
             while self._reader.recv(4096):
                 pass

@@ -20,7 +20,11 @@ DATABASE_PROBLEMS: list[tuple[dict[str, object], str]] = [
     ({"publication": "ä" * 32}, "--publication: longer than 63 bytes"),
     ({"table": ""}, "--table: a name is missing"),
     ({"purge_every": 0.0}, "--purge-every: give a duration above 0, or `off`"),
-    ({"purge_batch": 0}, "--purge-batch: give a number of rows, 1 or more"),
+    ({"purge_batch": 0}, "--purge-batch: give a number of rows, 1 to 1,000,000"),
+    ({"purge_batch": 1_000_001}, "--purge-batch: give a number of rows, 1 to 1,000,000"),
+    ({"archive_retain": 60.0}, "--archive-retain: it goes with --archive"),
+    ({"columns": {"payload": "p"}}, "--column payload: no such role; there are id, task, args, key, headers"),
+    ({"columns": {"args": ""}}, "--column args: a name is missing"),
 ]
 STREAM_PROBLEMS: list[tuple[dict[str, object], str]] = [
     ({"bootstrap_servers": " "}, "--bootstrap-servers: no Kafka broker given (HOST:PORT[,HOST:PORT…])"),
@@ -29,6 +33,10 @@ STREAM_PROBLEMS: list[tuple[dict[str, object], str]] = [
     ({"bootstrap_servers": "a:0"}, "--bootstrap-servers 'a:0': write HOST:PORT"),
     ({"bootstrap_servers": "a:65536"}, "--bootstrap-servers 'a:65536': write HOST:PORT"),
     ({"bootstrap_servers": "a:"}, "--bootstrap-servers 'a:': write HOST:PORT"),
+    ({"bootstrap_servers": "a b:1"}, "--bootstrap-servers 'a b:1': write HOST:PORT"),
+    ({"bootstrap_servers": "http://a:1"}, "--bootstrap-servers 'http://a:1': write HOST:PORT"),
+    ({"bootstrap_servers": "::1:9092"}, "--bootstrap-servers '::1:9092': write HOST:PORT"),
+    ({"bootstrap_servers": "a:\u0661"}, "--bootstrap-servers 'a:\u0661': write HOST:PORT"),
     (
         {"topic": "a b"},
         "--topic 'a b': a topic's name has 1 to 249 of the characters a-z, A-Z, 0-9, . _ and -",
@@ -42,11 +50,26 @@ STREAM_PROBLEMS: list[tuple[dict[str, object], str]] = [
         "--topic '{{task}}': a topic's name has 1 to 249 of the characters a-z, A-Z, 0-9, . _ and -",
     ),
     ({"topic": "{}"}, "--topic '{}': a placeholder is a column's name in braces"),
-    ({"columns": {"payload": "p"}}, "--column payload: no such role; there are id, task, args, key, headers"),
-    ({"columns": {"args": ""}}, "--column args: a name is missing"),
     (
         {"properties": {"acks": "1"}},
         "-X acks=1: would break a promise (a row is purged once Kafka has it for good); allowed: -1, all",
+    ),
+    ({"headers": {"id": "n"}}, "--header id: the relay sets that one"),
+    ({"headers": {"n": ""}}, "--header n: a column is missing"),
+    ({"headers": {"ce_type": "n"}, "cloudevents": True}, "--header ce_type: the relay sets that one"),
+    (
+        {"source": "my shop", "cloudevents": True},
+        "--source 'my shop': write a URI or its end, such as /shop, without spaces",
+    ),
+    ({"source": "", "cloudevents": True}, "--source '': write a URI or its end, such as /shop, without spaces"),
+    (
+        {"topic_partitions": 0},
+        "--topic-partitions: give a number of 1 to 1,000,000, or -1 for the broker's default",
+    ),
+    ({"topic_partitions": 3}, "--topic-partitions: it goes with --create-topics"),
+    (
+        {"topic_replication": 70_000, "create_topics": True},
+        "--topic-replication: give a number of 1 to 32,767, or -1 for the broker's default",
     ),
     ({"shutdown_timeout": 0.0}, "--shutdown-timeout: give a duration above 0"),
     ({"check_every": -1.0}, "--check-every: give a duration above 0"),
@@ -55,6 +78,7 @@ STREAM_PROBLEMS: list[tuple[dict[str, object], str]] = [
     ({"endpos": "0/1", "until_caught_up": True}, "--endpos and --until-caught-up: give one of them"),
     ({"metrics_address": "9187"}, "--metrics-address '9187': write HOST:PORT (port 0 to 65535), or `off`"),
     ({"metrics_address": ":9187"}, "--metrics-address ':9187': write HOST:PORT (port 0 to 65535), or `off`"),
+    ({"metrics_address": "a b:1"}, "--metrics-address 'a b:1': write HOST:PORT (port 0 to 65535), or `off`"),
     ({"metrics_address": "a:65536"}, "--metrics-address 'a:65536': write HOST:PORT (port 0 to 65535), or `off`"),
 ]
 
@@ -103,6 +127,10 @@ def test_all_problems_are_told_at_once() -> None:
         {"publication": 'Größe "q"'},
         {"table": 'app."Out Box"'},
         {"bootstrap_servers": "kafka, b:9092 ,[::1]:9092,[::1]"},
+        {"bootstrap_servers": "SSL://kafka-1.example:9093,sasl_ssl://b,gro\u00dfe:1,[fe80::1%eth0]:9092"},
+        {"headers": {"ce_type": "kind", "type": "kind"}},
+        {"source": "https://shop.example/a?b=c#d", "cloudevents": True},
+        {"topic_partitions": 3, "create_topics": True},
         {"topic": "jobs.{task}"},
         {"topic": "{region}"},
         {"columns": {"args": "payload", "task": "type"}},
@@ -143,9 +171,17 @@ def test_a_duration_is_a_number_and_a_unit(text: str, expected: float) -> None:
     assert seconds(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "s", "-1s", "1e3", "1.s", ".5s", "nan", "inf", "5 minutes", "1s2s", "1S"])
+@pytest.mark.parametrize(
+    "text", ["", "s", "-1s", "1e3", "1.s", ".5s", "nan", "inf", "5 minutes", "1s2s", "1S", "\u0661s"]
+)
 def test_anything_else_is_no_duration(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration such as 500ms, 10s or 5m"):
+        seconds(text)
+
+
+@pytest.mark.parametrize("text", ["36501d", "9" * 400, "1" + "0" * 300 + "h"])
+def test_a_duration_that_no_clock_can_count_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="longer than a hundred years"):
         seconds(text)
 
 

@@ -15,7 +15,7 @@ PURE = {"lsn", "errors", "walsender", "pgoutput", "event", "inflight", "visibili
 DEMO = {"embedded", "demo", "story"}
 ONLY = {
     "confluent_kafka": {"kafka", "kafka_topic", "scratch", "scratch_worker"} | DEMO,
-    "psycopg": {"query", "replication", "statements", "scratch"} | DEMO,
+    "psycopg": {"conninfo", "query", "replication", "statements", "scratch"} | DEMO,
     "click": {"cli", "options"},
     "prometheus_client": {"exposition"},
     "cdc_outbox.cli": {"__main__"},
