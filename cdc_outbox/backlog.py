@@ -1,4 +1,5 @@
-"""How long has a row been waiting? Asked of the table's ends, by its primary key: two index look-ups, no count.
+"""How long has a row been waiting? Asked of the table's ends, by its primary key: two index look-ups, no count. (A
+shard's rows are those that its publication sends.)
 
 A row waits if its transaction took its xid after the one that stored the last position in the checkpoint, or in that
 one (a requeue): nothing was confirmed since. So the newest row tells whether anything waits. A transaction that wrote
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cdc_outbox.objects import Objects
+from cdc_outbox.objects import Objects, published
 from cdc_outbox.query import Queries, Row
 from cdc_outbox.statements import fill, identifier
 
@@ -21,14 +22,17 @@ select a.attname, exists (select from pg_attribute c where c.attrelid = i.indrel
 from pg_index i join pg_attribute a on a.attrelid = i.indrelid and a.attnum = i.indkey[0]
 where i.indrelid = $1::oid and i.indisprimary and i.indisvalid and a.atttypid in ('int8'::regtype, 'int4'::regtype)"""
 
+AMONG = 10_000
+"""Rows at either end, among which those of a shard are sought: another that stands still may have left millions."""
+
 _WAITING = """
 select extract(epoch from clock_timestamp() - oldest.created_at),
        case when newest.xid is null then false when k.slot_name is null then true
             else age(newest.xid) <= age(k.xmin) end,
        extract(epoch from clock_timestamp() - greatest(oldest.created_at, k.stored_at))
 from (values (1)) one
-left join (select {created} as created_at from {outbox} order by {id} limit 1) oldest on true
-left join (select xmin as xid from {outbox} order by {id} desc limit 1) newest on true
+left join (select {created} as created_at from {first} o where {ours} order by {id} limit 1) oldest on true
+left join (select {xid} as xid from {last} o where {ours} order by {id} desc limit 1) newest on true
 left join {checkpoint} k on k.slot_name = :'slot'"""
 
 
@@ -48,10 +52,21 @@ def waiting_sql(queries: Queries, objects: Objects) -> str | None:
     if not rows:
         return None
     id_column, has_created_at = rows[0]
+    id_name, ours = identifier(id_column or ""), published(queries, objects)
+    first, last, xid = objects.outbox, objects.outbox, "xmin"
+    if ours != "true":
+        xid = "cdc_outbox_xid"
+        first, last = (
+            f"(select *, xmin as {xid} from {objects.outbox} order by {id_name} {order} limit {AMONG})"
+            for order in ("asc", "desc")
+        )
     return fill(_WAITING, {"slot": objects.slot}).format(
         created="created_at" if has_created_at == "t" else "null::timestamptz",
-        outbox=objects.outbox,
-        id=identifier(id_column or ""),
+        first=first,
+        last=last,
+        xid=xid,
+        ours=ours,
+        id=id_name,
         checkpoint=objects.checkpoint,
     )
 

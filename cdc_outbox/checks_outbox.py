@@ -6,6 +6,7 @@ from cdc_outbox.event import Layout
 from cdc_outbox.facts import Facts
 from cdc_outbox.finding import Checks, Finding, fail, ok, skip, warn
 from cdc_outbox.objects import WAY_BACK, require_slot
+from cdc_outbox.row_filter import require as require_shard
 from cdc_outbox.statements import identifier, literal
 from cdc_outbox.status import TRANSACTIONS_SQL
 from cdc_outbox.status_report import open_transactions
@@ -96,9 +97,38 @@ def published_operations(facts: Facts) -> Finding:
 
 @check("row filter")
 def row_filter(facts: Facts) -> Finding:
-    if facts.publication is None or not facts.publication["row_filter"]:
-        return ok("none") if facts.publication else skip("no publication")
-    return fail(f"rows outside {facts.publication['row_filter']} never arrive", WAY_BACK)
+    if facts.publication is None:
+        return skip("no publication")
+    shard = facts.settings.shard
+    if shard is not None and facts.objects is not None:
+        require_shard(facts.look, facts.objects, shard, facts.settings.record_format())  # raises what `stream` would
+        return ok(f"shard {shard}")
+    if not facts.publication["row_filter"]:
+        return ok("none")
+    return fail(
+        f"rows outside {facts.publication['row_filter']} never arrive",
+        "a shard's name is --shard I/N, also here; else " + WAY_BACK,
+    )
+
+
+@check("shards")
+def shards(facts: Facts) -> Finding:
+    """All of a set, or some rows go nowhere."""
+    shard = facts.settings.shard
+    if shard is None:
+        return skip("no --shard")
+    base = facts.settings.slot.removesuffix(shard.name(""))
+    known = {found["slot_name"]: found for found in facts.slots}
+    missing = [str(one) for one in shard.siblings() if one.name(base) not in known]
+    if missing:
+        return fail(
+            f"no slot for {', '.join(missing)}: their rows stay in the table, and go nowhere",
+            f"run `cdc-outbox init-slot --shard {missing[0]}`",
+        )
+    idle = [str(one) for one in shard.siblings() if not known[one.name(base)]["active"]]
+    if idle:
+        return warn(f"no relay for {', '.join(idle)} of {shard.count}", f"`cdc-outbox stream --shard {idle[0]}`")
+    return ok(f"{shard.count} slots, each with its relay")
 
 
 @check("column list")

@@ -59,6 +59,7 @@ def cli() -> None:
 
 @cli.command("init-slot")
 @common
+@column_map
 @option("--dry-run", is_flag=True, help="Print the SQL instead of executing it.")
 @option("--failover", is_flag=True, help="A slot that standbys keep too (PostgreSQL 17 and later).")
 @option("--wait", type=Duration(), default="60s", help="The longest wait for older transactions.")
@@ -479,6 +480,9 @@ def recover(settings: Settings, wakeup: Wakeup) -> None:
 def database_settings(given: dict[str, Any], *, streaming: bool = False) -> Settings:
     """Also sets up logging, whose options every command has."""
     logs.set_up(given.pop("log_format"), given.pop("log_level"))
+    shard = given["shard"]
+    if shard is not None:
+        given |= {name: shard.name(given[name]) for name in ("slot", "publication")}
     settings = Settings(**given)
     config.check(settings, streaming=streaming)
     return settings

@@ -16,6 +16,8 @@ LONGEST_IDENTIFIER_BYTES = 63
 LONGEST_SECONDS = 36_500 * 86_400.0
 MOST_PURGED = 1_000_000
 """Rows in one DELETE: far more than is good, and still a number that Postgres counts with."""
+_SHARD = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
+MOST_SHARDS = 256
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|min|h|d)?")
 _SERVER = re.compile(
@@ -36,6 +38,33 @@ def seconds(text: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Shard:
+    """One slot of several that share an outbox (row_filter.py). The first of three is 1/3."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Raises ValueError."""
+        match = _SHARD.fullmatch(text)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MOST_SHARDS:
+            raise ValueError(f"{text!r} is not a shard such as 1/3, of {MOST_SHARDS} at most")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def name(self, base: str) -> str:
+        """Of its slot and of its publication. Another N has other names: two sets of shards can stand side by side."""
+        return f"{base}_{self.number}_of_{self.count}"
+
+    def siblings(self) -> list[Shard]:
+        """All of its set, itself too."""
+        return [Shard(number, self.count) for number in range(1, self.count + 1)]
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Durations are seconds; WAL positions are text until they are used."""
 
@@ -43,6 +72,8 @@ class Settings:
     table: str = "outbox"
     slot: str = "cdc_outbox"
     publication: str = "cdc_outbox"
+    shard: Shard | None = None
+    """Slot and publication are already the shard's own."""
     bootstrap_servers: str = ""
     topic: str = "outbox"
     columns: Mapping[str, str] = field(default_factory=dict)

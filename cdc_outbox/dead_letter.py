@@ -21,7 +21,7 @@ from cdc_outbox.statements import identifier, literal
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """`row` is the whole row as a JSON object of text values. (commit_lsn, ordinal) is its identity in the stream."""
+    """`row` is the whole row as a JSON object of text values. (commit_lsn, ordinal) is its identity in the slot."""
 
     commit_lsn: int
     ordinal: int
@@ -57,9 +57,9 @@ def insert_sql(objects: Objects) -> str:
     """Parameters as `DeadLetter.parameters` gives them. A repeat after a restart adds nothing."""
     return (
         f"insert into {objects.dead_letter}"
-        ' (commit_lsn, ordinal, row_id, task, "row", topic, error, size, size_limit)'
-        " values ($1::pg_lsn, $2::int, $3, $4, $5::jsonb, $6, $7, $8::bigint, $9::bigint)"
-        " on conflict (commit_lsn, ordinal) do nothing"
+        ' (slot_name, commit_lsn, ordinal, row_id, task, "row", topic, error, size, size_limit)'
+        f" values ({literal(objects.slot)}, $1::pg_lsn, $2::int, $3, $4, $5::jsonb, $6, $7, $8::bigint, $9::bigint)"
+        " on conflict (slot_name, commit_lsn, ordinal) do nothing"
     )
 
 

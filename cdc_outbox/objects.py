@@ -30,6 +30,11 @@ select format('pid %s (%s, %s, since %s)', s.active_pid, coalesce(nullif(a.appli
 from pg_replication_slots s left join pg_stat_activity a on a.pid = s.active_pid
 where s.slot_name = $1 and s.active_pid is not null"""
 
+_ROW_FILTER = """
+select pg_get_expr(r.prqual, r.prrelid)
+from pg_publication p join pg_publication_rel r on r.prpubid = p.oid
+where p.pubname = $1 and r.prrelid = $2::oid"""
+
 _COLUMNS = """
 select attname, format_type(atttypid, atttypmod), atthasdef or attidentity <> '', attgenerated <> ''
 from pg_attribute where attrelid = $1::oid and attnum > 0 and not attisdropped order by attnum"""
@@ -93,6 +98,15 @@ class Column:
 def columns(queries: Queries, objects: Objects) -> list[Column]:
     rows = queries.call(_COLUMNS, [objects.oid], doing="reading the table's columns")
     return [Column(name or "", kind or "", default == "t", gen == "t") for name, kind, default, gen in rows]
+
+
+def published(queries: Queries, objects: Objects) -> str:
+    """Which rows the publication sends, as a condition on the table: a shard's row filter, or `true`.
+
+    As it is now; that it was so since `init-slot` is what the checkpoint guard proves, before and after.
+    """
+    rows = queries.call(_ROW_FILTER, [objects.publication, objects.oid], doing="reading the publication")
+    return (rows[0][0] if rows else None) or "true"
 
 
 def resolve(queries: Queries, table: str, slot: str, publication: str) -> Objects | None:

@@ -191,6 +191,18 @@ def grouped(*options: Callable[[Command], Command]) -> Callable[[Command], Comma
     return decorate
 
 
+class ShardType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """`1/3`."""
+
+    name = "shard"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> config.Shard:
+        try:
+            return value if isinstance(value, config.Shard) else config.Shard.parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 common = grouped(
     click.option(
         "--config",
@@ -213,6 +225,12 @@ common = grouped(
     option("--table", default="outbox", help="The outbox table, with its schema if it is not in the search_path."),
     option("--slot", default="cdc_outbox", help="The replication slot."),
     option("--publication", default="cdc_outbox", help="The publication."),
+    option(
+        "--shard",
+        type=ShardType(),
+        metavar="I/N",
+        help="Of N slots that share the table by key, the I-th; its slot and publication are called …_I_of_N.",
+    ),
     option("--log-format", type=click.Choice(["text", "json"]), default="text", help="What log lines look like."),
     option(
         "--log-level",

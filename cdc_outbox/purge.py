@@ -27,7 +27,7 @@ from cdc_outbox.checkpoint import check_now
 from cdc_outbox.errors import GapError, OutboxError, PreconditionError, Stopped
 from cdc_outbox.lsn import format_lsn, parse_lsn
 from cdc_outbox.metrics import Figures
-from cdc_outbox.objects import Objects, require, require_slot
+from cdc_outbox.objects import Objects, published, require, require_slot
 from cdc_outbox.query import Queries, Row
 from cdc_outbox.wakeup import Wakeup
 
@@ -51,7 +51,7 @@ _LOOK = """
 select pg_current_wal_insert_lsn(), count(*), array_agg(ctid), array_agg(xmin),
        (select json_agg(attname order by attnum) from pg_attribute
         where attrelid = $3::oid and attnum > 0 and not attisdropped)
-from (select ctid, xmin, (row_number() over () - 1) / $1::int as batch from {outbox} limit $2::int) seen
+from (select ctid, xmin, (row_number() over () - 1) / $1::int as batch from {outbox} where {ours} limit $2::int) seen
 group by batch"""
 
 
@@ -171,7 +171,8 @@ class Purge:
 
 
 def _look(queries: Queries, objects: Objects, batch: int, most: int) -> Seen:
-    rows = _transaction(queries, _LOOK.format(outbox=objects.outbox), [batch, most, objects.oid], "looking for rows")
+    look = _LOOK.format(outbox=objects.outbox, ours=published(queries, objects))
+    rows = _transaction(queries, look, [batch, most, objects.oid], "looking for rows")
     return Seen(
         fence=max((parse_lsn(row[0] or "") for row in rows), default=0),
         rows=sum(int(row[1] or 0) for row in rows),

@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from cdc_outbox import checkpoint
+from cdc_outbox import checkpoint, row_filter
 from cdc_outbox.backoff import Backoff
 from cdc_outbox.config import Settings
 from cdc_outbox.confirm import Confirmation
@@ -123,6 +123,8 @@ class Session:
         # Only the holder of the slot can judge it: while another relay has it, it moves.
         slot = require_slot(queries, settings.slot)
         checkpoint.check_now(queries, self.objects)
+        if settings.shard is not None:
+            row_filter.require(queries, self.objects, settings.shard, settings.record_format())
         queries.call(f"listen {identifier(settings.slot)}", doing="listening for purges")
         self.confirmation = Confirmation(
             self.ledger,

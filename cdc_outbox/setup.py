@@ -28,9 +28,21 @@ from cdc_outbox.config import Settings
 from cdc_outbox.conninfo import complete_conninfo
 from cdc_outbox.errors import OutboxError, PreconditionError, SlotInUse, Stopped
 from cdc_outbox.lsn import format_lsn
-from cdc_outbox.objects import Objects, Slot, find_slot, require, resolve, slot_holder, table_to_be
+from cdc_outbox.objects import (
+    Column,
+    Objects,
+    Slot,
+    columns,
+    find_slot,
+    published,
+    require,
+    resolve,
+    slot_holder,
+    table_to_be,
+)
 from cdc_outbox.query import Queries, Row
-from cdc_outbox.statements import identifier, literal, statements
+from cdc_outbox.row_filter import row_filter, same
+from cdc_outbox.statements import Fragment, identifier, literal, statements
 from cdc_outbox.wakeup import Wakeup
 
 LONGEST_TABLE_NAME_BYTES = 63 - len("_dead_letter")
@@ -45,9 +57,10 @@ select current_setting('server_version_num'), current_setting('wal_level'), pg_i
 _PUBLICATION = """
 select p.pubinsert and not (p.pubupdate or p.pubdelete or p.pubtruncate) as insert_only,
        p.pubinsert, p.pubviaroot, p.puballtables,
-       r.oid is not null and r.prqual is null and r.prattrs is null as whole_table, r.oid is not null as listed,
+       r.oid is not null and r.prattrs is null as all_columns, r.oid is not null as listed,
        (select count(*) from pg_publication_rel o where o.prpubid = p.oid and o.prrelid <> $2::oid)
-       + (select count(*) from pg_publication_namespace n where n.pnpubid = p.oid) as others
+       + (select count(*) from pg_publication_namespace n where n.pnpubid = p.oid) as others,
+       coalesce(pg_get_expr(r.prqual, r.prrelid), 'true') as row_filter
 from pg_publication p
 left join pg_publication_rel r on r.prpubid = p.oid and r.prrelid = $2::oid
 where p.pubname = $1"""
@@ -55,6 +68,9 @@ where p.pubname = $1"""
 _COLUMNS = """
 select attname from pg_attribute
 where attrelid = $1::oid and attnum > 0 and not attisdropped and attgenerated = '' order by attnum"""
+
+_TO_BE = [Column(name, "text", False, False) for name in ("task", "key")]
+"""What of the table that tables.sql would make concerns a shard."""
 
 _NOT_ARCHIVED = """
 select attname, format_type(atttypid, atttypmod) from pg_attribute a
@@ -154,6 +170,7 @@ class Setup:
         # Before anything is changed: a slot of another kind ends it here.
         slot = find_slot(self._queries, self.settings.slot)
         objects = self._make_tables()
+        self._choose_rows(objects)
         self._make_publication(objects)
         fate = self._judge(objects, slot)
         if slot is not None and fate.keep:
@@ -233,21 +250,37 @@ class Setup:
         schema, name = table_to_be(self._queries, self.settings.table)
         return Objects(schema, name, 0, self.settings.slot, self.settings.publication)
 
+    def _choose_rows(self, objects: Objects) -> None:
+        """All of them, or those of our shard."""
+        shard = self.settings.shard
+        self._filter, self._where = "true", Fragment()
+        if shard is not None:
+            known = columns(self._queries, objects) or _TO_BE
+            self._filter = row_filter(shard, known, self.settings.record_format())
+            self._where = Fragment(f"where ({self._filter})")
+
     def _make_publication(self, objects: Objects) -> None:
-        """Exactly our table, whole, inserts only; other tables that somebody added are left alone."""
+        """Exactly our table, or our shard of it, inserts only; other tables that somebody added are left alone."""
         publication, table = identifier(objects.publication), objects.outbox
         rows = self._call(_PUBLICATION, [objects.publication, objects.oid], doing="reading the publication")
         if not rows:
-            for create in statements("publication.sql", objects.names()):
+            for create in statements("publication.sql", {**objects.names(), "where": self._where}):
                 self._execute(create, doing="creating the publication")
             self._did("publication", f"{objects.publication} created")
             return
-        only_inserts, inserts, via_root, all_tables, whole, listed = (value == "t" for value in rows[0][:6])
+        only_inserts, inserts, via_root, all_tables, all_columns, listed = (value == "t" for value in rows[0][:6])
         others = int(rows[0][6] or 0)
+        whole = all_columns and same(rows[0][7] or "", self._filter)
         if all_tables or (others and not inserts):
             what = "publishes all tables" if all_tables else "publishes other tables, and no inserts"
             raise PreconditionError(
                 f"publication {objects.publication} {what}", "choose another name with --publication"
+            )
+        if others and not only_inserts and self.settings.shard is not None:
+            # Postgres would refuse each update and delete of a table whose filter has columns outside its identity.
+            raise PreconditionError(
+                f"publication {objects.publication} publishes more than inserts, of other tables too",
+                "choose another name with --publication",
             )
         mend = []
         if not via_root or (not only_inserts and not others):
@@ -259,7 +292,7 @@ class Setup:
         if listed and not whole:
             mend.append(f"alter publication {publication} drop table {table}")
         if not whole:
-            mend.append(f"alter publication {publication} add table {table}")
+            mend.append(f"alter publication {publication} add table {table} {self._where}".rstrip())
         if mend:
             for statement in ("begin", *mend, "commit"):
                 self._execute(statement, doing="mending the publication")
@@ -331,10 +364,11 @@ class Setup:
     def _requeue(self, objects: Objects, position: int) -> None:
         """Everything in the table goes through the WAL (again); from now on the slot covers the table."""
         self._wait_for_writers(objects)
-        columns = _column(self._call(_COLUMNS, [objects.oid], doing="reading the table's columns"))
+        writable = _column(self._call(_COLUMNS, [objects.oid], doing="reading the table's columns"))
         names = {
             **objects.names(),
-            "columns": columns or ["id", "task", "args", "key", "headers", "created_at"],
+            "columns": writable or ["id", "task", "args", "key", "headers", "created_at"],
+            "where": Fragment(f"where {self._filter}" if self._where else ""),
         }
         self._execute("begin", doing="requeueing")
         if self.dry_run:
@@ -364,12 +398,12 @@ class Setup:
         for file, role in (("role_app.sql", self.app_role), ("role_relay.sql", self.relay_role)):
             if role is None:
                 continue
-            columns = _column(self._call(_COLUMNS, [objects.oid], doing="reading the table's columns"))
+            writable = _column(self._call(_COLUMNS, [objects.oid], doing="reading the table's columns"))
             names = {
                 **objects.names(),
                 "app_role": role,
                 "relay_role": role,
-                "column": (columns or ["id"])[0],
+                "column": (writable or ["id"])[0],
             }
             for statement in statements(file, names):
                 self._execute(statement, doing=f"granting to {role}")
@@ -473,7 +507,8 @@ def left_behind(settings: Settings, wakeup: Wakeup) -> LeftBehind:
         objects = resolve(queries, settings.table, settings.slot, settings.publication)
         rows = 0
         if objects is not None:
-            count = f"select count(*) from (select from {objects.outbox} limit {COUNT_LIMIT}) o"
+            ours = f"select from {objects.outbox} where {published(queries, objects)} limit {COUNT_LIMIT}"
+            count = f"select count(*) from ({ours}) o"
             rows = int(queries.call(count, doing="counting rows", seconds=LONG_SECONDS)[0][0] or 0)
         return LeftBehind(
             settings.slot,

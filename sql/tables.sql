@@ -27,9 +27,10 @@ create table if not exists :"schema".:"checkpoint" (
 ) with (fillfactor = 50);
 
 -- Rows that Kafka will never take, committed here before their position is confirmed (--on-poison dead-letter).
--- (commit_lsn, ordinal) is a row's identity in the stream: a repeat adds nothing.
+-- (commit_lsn, ordinal) is a row's identity in the stream of its slot: a repeat adds nothing.
 create table if not exists :"schema".:"dead_letter" (
     id bigint generated always as identity primary key,
+    slot_name text not null,
     commit_lsn pg_lsn not null,
     ordinal integer not null,
     row_id text,
@@ -40,7 +41,7 @@ create table if not exists :"schema".:"dead_letter" (
     size bigint,
     size_limit bigint,
     created_at timestamptz not null default now(),
-    unique (commit_lsn, ordinal)
+    unique (slot_name, commit_lsn, ordinal)
 );
 
 -- Where `--archive` moves relayed rows: the outbox's columns, without its constraints, and when each row came.

@@ -238,7 +238,7 @@ def readiness(relay: Running) -> tuple[int, str]:
 class Load:
     """Writers with a task each, which commit, roll back and roll back to savepoints at random, until the end."""
 
-    TASKS = ("mail", "invoice.pdf", "größe", "re index")
+    TASKS: tuple[str, ...] = ("mail", "invoice.pdf", "größe", "re index")
     PAUSE_SECONDS = 0.012
 
     def __init__(self, rig: RelayRig, seed: int) -> None:

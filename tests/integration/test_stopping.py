@@ -57,7 +57,7 @@ def test_endpos_ends_between_two_transactions(rig: RelayRig) -> None:
 def test_after_a_clean_stop_the_next_start_repeats_nothing(rig: RelayRig) -> None:
     """C48."""
     for _ in range(3):
-        relay = rig.stream("-X", "linger.ms=300")
+        relay = rig.stream("-X", "linger.ms=3000")
         rows = rig.stage(count=20)
         eventually(lambda: metric(relay, "cdc_outbox_in_flight_rows"), 10, "rows linger")  # noqa: B023
         assert relay.terminate() == 0

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_outbox.statements import fill, identifier, literal, qualified, statements
+from cdc_outbox.statements import Fragment, fill, identifier, literal, qualified, statements
 
 TRICKY = [
     "plain",
@@ -69,6 +69,19 @@ def test_a_sequence_becomes_a_list_of_identifiers() -> None:
 def test_casts_and_unfinished_placeholders_stay_as_they_are() -> None:
     text = """select 1::text, x::"char", ':', :name, :"a'"""
     assert fill(text, {}) == text
+
+
+def test_sql_of_our_own_is_filled_in_as_it_stands_and_nothing_else_is() -> None:
+    text = "select a[1:b] from t :where -- 12:30:where"
+    assert fill(text, {"where": Fragment("where x")}) == "select a[1:b] from t where x -- 12:30where x"
+    assert fill(text, {"where": "where x", "b": "y"}) == text
+
+
+def test_without_a_shard_there_is_no_row_filter() -> None:
+    names = {**TABLES, "publication": "p", "columns": ["id"]}
+    for file in ("publication.sql", "requeue.sql"):
+        (statement,) = statements(file, names)
+        assert "where" not in statement
 
 
 def test_a_placeholder_without_a_value_is_a_key_error() -> None:
