@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
-from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # not in its __all__
+from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource  # type: ignore[attr-defined]  # not in its __all__
 from confluent_kafka.cimpl import NewTopic
 
-from cdc_outbox.errors import ConfigError, DeliveryFailed, OutboxError, RecordRefused
+from cdc_outbox.errors import ConfigError, DeliveryFailed, OutboxError, PreconditionError, RecordRefused
+from cdc_outbox.kafka_log import QuietLog
 
 log = logging.getLogger("cdc_outbox.kafka")
 
@@ -85,6 +86,14 @@ REFUSED_FOR_GOOD = frozenset(
 )
 """Error codes by which Kafka says that this record will never do. Anything else is retried for ever, in order."""
 
+REFUSALS: Mapping[int, str] = {
+    KafkaError._AUTHENTICATION: "look at -X sasl.mechanism, sasl.username and sasl.password",
+    KafkaError._SSL: "look at -X ssl.ca.location, and whether the broker's certificate bears the name it is called by",
+}
+"""Error codes by which a connection is refused for good, and where to look."""
+ASK_SECONDS = 1.0
+"""A refusal is heard of this soon; a handshake goes on meanwhile."""
+
 MISSING_TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 
 ONE_BY_ONE: Mapping[str, str] = {"linger.ms": "0", "enable.gapless.guarantee": "false"}
@@ -126,9 +135,10 @@ class KafkaProducer:
 
         `size_limit`: no batch is larger (a single record may be). `one_by_one`: see ONE_BY_ONE.
         """
-        self._quiet = _Quiet()
+        self._quiet = QuietLog()
         self.fatal: str | None = None
         self.down = False
+        self._refusal: KafkaError | None = None
         self._config = {**DEFAULTS, **properties, "bootstrap.servers": bootstrap_servers}
         if size_limit is not None and size_limit < int(self._config["batch.size"]):
             self._config["batch.size"] = str(size_limit)
@@ -156,21 +166,42 @@ class KafkaProducer:
         """Records not yet acknowledged, and reports not yet served."""
         return len(self._producer)
 
-    def topic_error(self, topic: str, timeout: float) -> str | None:
-        """What is wrong with `topic`, or None: it is there, or no broker answered within `timeout` seconds."""
-        try:
-            metadata = self._producer.list_topics(topic, timeout=timeout)
-        except KafkaException as error:
-            self.down = True
-            log.warning("Kafka does not answer yet: %s", _reason(error.args[0]))
-            return None
-        found = metadata.topics.get(topic)
+    def topic_error(self, topic: str | None, timeout: float) -> str | None:
+        """What is wrong with `topic`, or None: it is there, or no broker answered within `timeout` seconds. Without a
+        topic it only asks whether a broker lets us in.
+
+        Raises PreconditionError if it does not: waiting mends neither a password nor a certificate.
+        """
+        metadata = self._metadata(topic, timeout)
+        found = metadata.topics.get(topic) if metadata is not None and topic is not None else None
         if found is None or found.error is None:
             return None
         code = found.error.code()
         if code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION):
             return str(found.error.str())
         return None
+
+    def _metadata(self, topic: str | None, timeout: float) -> ClusterMetadata | None:
+        """None if no broker answers. The question itself fails with no more than a time-out: why, `error_cb` tells."""
+        deadline = time.monotonic() + timeout
+        which = {} if topic is None else {"topic": topic}
+        self._quiet.muted = True
+        try:
+            while True:
+                try:
+                    found: ClusterMetadata = self._producer.list_topics(**which, timeout=min(ASK_SECONDS, timeout))
+                    return found
+                except KafkaException as error:
+                    self._producer.poll(0)
+                    if self._refusal is not None:
+                        raise refused(self._refusal) from None
+                    if time.monotonic() >= deadline:
+                        self.down = True
+                        reason = self._quiet.last_failure or _reason(error.args[0])
+                        log.warning("Kafka does not answer yet: %s; if it runs, look at -X security.protocol", reason)
+                        return None
+        finally:
+            self._quiet.muted = False
 
     def create_topic(self, topic: str, partitions: int, replication: int) -> str | None:
         """Why it could not be created, or None: it is there now. -1 is the broker's default."""
@@ -217,6 +248,7 @@ class KafkaProducer:
     def close(self, seconds: float) -> None:
         """Send nothing more, wait for what is on its way, for at most `seconds`, and end it: nothing of it may
         arrive after what its successor sends."""
+        self._quiet.muted = True
         self._producer.purge(in_queue=True, in_flight=False, blocking=True)
         self._serve_reports(seconds)
         self._producer.purge(in_queue=True, in_flight=True, blocking=True)
@@ -228,8 +260,12 @@ class KafkaProducer:
             self.poll(left)
 
     def _error(self, error: KafkaError) -> None:
-        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+        if error.code() in REFUSALS:
+            self._refusal = error
+        elif error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.down = True
+            self._quiet.say(_reason(error), "DOWN")
+            return
         self._quiet.say(_reason(error))
 
 
@@ -243,6 +279,10 @@ def failure(error: KafkaError) -> OutboxError:
     return DeliveryFailed(f"Kafka did not take a record: {_reason(error)}")
 
 
+def refused(error: KafkaError) -> PreconditionError:
+    return PreconditionError(f"Kafka refuses this client: {_reason(error)}", REFUSALS[error.code()])
+
+
 def is_missing_topic(error: KafkaError) -> bool:
     return error.code() in MISSING_TOPIC
 
@@ -253,37 +293,3 @@ def is_too_large(error: KafkaError) -> bool:
 
 def _reason(error: KafkaError) -> str:
     return f"{error.str()} ({error.name()})"
-
-
-class _Quiet(logging.Filter):
-    """librdkafka's log at a rate that people can read: a dead broker makes 700 lines a minute (measured).
-
-    Each kind of line is let through at once, then at intervals that double up to a minute.
-    """
-
-    LONGEST_SECONDS = 60.0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logger = logging.Logger("librdkafka")
-        self.logger.parent = log
-        self.logger.addFilter(self)
-        self._next: dict[str, tuple[float, float]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        line = record.getMessage()
-        if "gapless" in line or "gap-less" in line:
-            return False  # a remark at each start, and what the relay itself says of a refused batch
-        return self._due(line.split(" ", 1)[0])
-
-    def say(self, reason: str) -> None:
-        if self._due(reason.split(":", 1)[0]):
-            log.warning("Kafka: %s", reason)
-
-    def _due(self, kind: str) -> bool:
-        now = time.monotonic()
-        due, interval = self._next.get(kind, (0.0, 1.0))
-        if now < due:
-            return False
-        self._next[kind] = (now + interval, min(2 * interval, self.LONGEST_SECONDS))
-        return True

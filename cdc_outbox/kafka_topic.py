@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from concurrent.futures import TimeoutError as Overdue
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its 
 )
 
 from cdc_outbox.errors import ConfigError, DeliveryFailed, PreconditionError
+from cdc_outbox.kafka import ASK_SECONDS, REFUSALS
 
 ANSWER_SECONDS = 5.0
+REFUSED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Topic:
 class Cluster:
     def __init__(self, bootstrap_servers: str, properties: Mapping[str, str]) -> None:
         """No connection is made yet. Raises ConfigError."""
-        self._reason = ""
+        self._reason, self._weight = "", 0
         silent = logging.Logger("librdkafka")
         silent.addHandler(logging.NullHandler())
         config = {**properties, "bootstrap.servers": bootstrap_servers, "error_cb": self._error}
@@ -45,11 +48,14 @@ class Cluster:
 
     def brokers(self) -> int:
         """How many there are. Raises DeliveryFailed saying why none answers."""
-        try:
-            return len(self._admin.list_topics(timeout=ANSWER_SECONDS).brokers)
-        except KafkaException as error:
-            self._admin.poll(0)  # an authentication error is told to error_cb only
-            raise DeliveryFailed(self._reason or _words(error)) from None
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while True:
+            try:
+                return len(self._admin.list_topics(timeout=ASK_SECONDS).brokers)
+            except KafkaException as error:
+                self._admin.poll(0)  # an authentication error is told to error_cb only
+                if self._weight == REFUSED or time.monotonic() >= deadline:
+                    raise DeliveryFailed(self._reason or _words(error)) from None
 
     def topic(self, name: str) -> Topic | None:
         """None if it does not exist, or is hidden from us. Raises DeliveryFailed, PreconditionError."""
@@ -86,8 +92,10 @@ class Cluster:
             return {}
 
     def _error(self, error: KafkaError) -> None:
-        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._reason:
-            self._reason = f"{error.str()} ({error.name()})"
+        """A refusal says more than that the connection ended, and anything more than that none is left."""
+        weight = REFUSED if error.code() in REFUSALS else error.code() != KafkaError._ALL_BROKERS_DOWN
+        if weight >= self._weight:
+            self._reason, self._weight = f"{error.str()} ({error.name()})", weight
 
 
 def _words(error: KafkaException) -> str:

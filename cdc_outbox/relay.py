@@ -150,10 +150,11 @@ class Relay:
         )
 
     def _check_topic(self, producer: KafkaProducer) -> bool:
-        """A topic that is missing at the start is an operator's slip; one that goes missing later is waited for.
-        True if the topic takes smaller batches than the producer makes."""
+        """A topic that is missing at the start is an operator's slip, and so is a password or a certificate that Kafka
+        does not take; later they are waited for. True if the topic takes smaller batches than the producer makes."""
         topic = self.settings.topic
         if topic_columns(topic):
+            producer.topic_error(None, TOPIC_SECONDS)
             return False
         why = producer.topic_error(topic, TOPIC_SECONDS)
         if why is not None and self.settings.create_topics:

@@ -25,7 +25,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from cdc_outbox.embedded import TansuBroker
+from tests.certificates import Authority, have_openssl
 from tests.kafka_server import KafkaServer, KafkaUnavailable, jars, silent
+from tests.secure_kafka import SecureKafka
 from tests.waiting import eventually
 
 TANSU_QUIET_SECONDS = 1.0
@@ -61,6 +63,13 @@ class Broker:
     @property
     def admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.bootstrap}, logger=silent)
+
+    @property
+    def secure(self) -> SecureKafka:
+        """The session's server, for its other listeners."""
+        if not isinstance(self.server, SecureKafka):
+            pytest.skip("needs `openssl`, and a broker of our own")
+        return self.server
 
     @property
     def kafka(self) -> KafkaServer:
@@ -237,12 +246,16 @@ def _start(choice: Choice, stack: ExitStack) -> Broker:
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[Broker]:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """The session's broker. Shared: stop, pause or kill only a `private_broker`."""
     choice = choose_broker()
     with ExitStack() as stack:
         if choice.bootstrap:
             yield Broker(choice.kind, choice.bootstrap, None)
+        elif choice.kind == "kafka" and have_openssl():
+            authority = Authority(tmp_path_factory.mktemp("authority"))
+            kafka = stack.enter_context(SecureKafka(authority)).start()
+            yield Broker("kafka", kafka.bootstrap, kafka)
         else:
             yield _start(choice, stack)
 
