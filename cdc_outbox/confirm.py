@@ -21,6 +21,8 @@ from cdc_outbox.replication import Replication
 
 CONFIRM_SECONDS = 0.1
 """At most this often is a checkpoint stored. A store is one small fsync; what is not confirmed, a kill repeats."""
+STORE_SECONDS = 20.0
+"""How long a store may take, behind somebody's lock or a slow disk, before its connection counts as dead."""
 POSITION_ASKED_SECONDS = 30.0
 """How long a position that a purge asked for is pursued: the purge has given up by then."""
 
@@ -105,7 +107,8 @@ class Confirmation:
             self._status(position, time.monotonic(), reply_requested=False)
             self._on_confirmed(position)
 
-        self._queries.ask(self._store, [self._objects.slot, format_lsn(position)], stored, "storing the checkpoint")
+        parameters = [self._objects.slot, format_lsn(position)]
+        self._queries.ask(self._store, parameters, stored, "storing the checkpoint", STORE_SECONDS)
         return float("inf")
 
     def _pursue(self, received: int, now: float) -> float:

@@ -156,6 +156,11 @@ class Queries:
         return self._asked is None
 
     @property
+    def deadline(self) -> float:
+        """When `service` will give up on the question that is being asked (monotonic)."""
+        return self._deadline if self._asked is not None else float("inf")
+
+    @property
     def backend_pid(self) -> int:
         """What the other side calls its process; a pooler makes it up."""
         return self._pgconn.backend_pid

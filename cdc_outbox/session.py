@@ -56,6 +56,8 @@ REPORT_SECONDS = (0.002, 0.05)
 GATE_SECONDS = (0.001, 0.1)
 """How often to look whether a transaction has become visible."""
 STANDBY_SECONDS = (0.1, 1.0)
+CLOSING_SECONDS = 1.5
+"""Of --shutdown-timeout, for what comes after the drain: ending the stream, the producer and the metrics' server."""
 
 FACTS = """
 select pg_is_in_recovery()::text, current_setting('wal_level'),
@@ -239,6 +241,7 @@ class Session:
             self._account()
             self._raise_failures()
             due = min(self._check_coverage(now), self._pass_gate(now), self._check_alive(now), self._confirm(now))
+            due = min(due, self.queries.deadline)
             if self._drained():
                 return
             # What came in after `read` may let it go on, or end it: nothing else would end a wait for that.
@@ -251,7 +254,8 @@ class Session:
         everything up to a position gets it."""
         hurry = self.wakeup.stop_requested or self.halt is not None
         if hurry and self._drain_deadline in (None, float("inf")):
-            self._drain_deadline = now + self.settings.shutdown_timeout
+            limit = self.settings.shutdown_timeout
+            self._drain_deadline = now + max(limit - CLOSING_SECONDS, limit / 2)
         elif self.reader.at_end and self._drain_deadline is None:
             self._drain_deadline = float("inf")
         if self._drain_deadline is None:
@@ -321,7 +325,9 @@ class Session:
                 self._snapshot_due = time.monotonic() + self._gate_backoff.next()
             self.figures.visibility_wait_seconds += time.monotonic() - now
 
-        self.queries.ask(SNAPSHOT_QUERY, [], answered, "asking for a snapshot")
+        # Nothing on the server can hold this answer up: it is how a half-open connection is noticed.
+        seconds = SILENCE * self.status_seconds
+        self.queries.ask(SNAPSHOT_QUERY, [], answered, "asking for a snapshot", seconds)
         return float("inf")
 
     def _check_alive(self, now: float) -> float:

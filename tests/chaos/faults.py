@@ -68,6 +68,13 @@ def relay_killed(site: Site, choice: Choice) -> Iterator[None]:
     yield
 
 
+@fault("relay: kill -9 of both", "relay", AT_ONCE)
+def relays_killed(site: Site, choice: Choice) -> Iterator[None]:
+    for relay in site.relays:
+        relay.running.kill9()
+    yield
+
+
 @fault("relay: SIGTERM", "relay", AT_ONCE)
 def relay_stopped(site: Site, choice: Choice) -> Iterator[None]:
     _relay(site, choice).running.signal(signal.SIGTERM)
