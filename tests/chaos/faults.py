@@ -26,6 +26,7 @@ BACKENDS = "select pid from pg_stat_activity where application_name = 'cdc-outbo
 
 Choice = random.Random
 Strike = Callable[[Site, Choice], AbstractContextManager[None]]
+Body = Callable[[Site, Choice], Iterator[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +34,20 @@ class Fault:
     part: str
     seconds: tuple[float, float]
     strike: Strike
+    telling: bool
 
     @property
     def kind(self) -> Kind:
-        return Kind(self.part, self.seconds)
+        return Kind(self.part, self.seconds, self.telling)
 
 
 FAULTS: dict[str, Fault] = {}
 
 
-def fault(
-    name: str, part: str, seconds: tuple[float, float]
-) -> Callable[[Callable[[Site, Choice], Iterator[None]]], Strike]:
-    def register(body: Callable[[Site, Choice], Iterator[None]]) -> Strike:
+def fault(name: str, part: str, seconds: tuple[float, float], *, telling: bool = False) -> Callable[[Body], Strike]:
+    def register(body: Body) -> Strike:
         strike = contextlib.contextmanager(body)
-        FAULTS[name] = Fault(part, seconds, strike)
+        FAULTS[name] = Fault(part, seconds, strike, telling)
         return strike
 
     return register
@@ -62,7 +62,7 @@ def _relay(site: Site, choice: Choice) -> Service:
     return streaming if streaming is not None and choice.random() < 0.8 else choice.choice(site.relays)
 
 
-@fault("relay: kill -9", "relay", AT_ONCE)
+@fault("relay: kill -9", "relay", AT_ONCE, telling=True)
 def relay_killed(site: Site, choice: Choice) -> Iterator[None]:
     _relay(site, choice).running.kill9()
     yield
@@ -112,7 +112,7 @@ def broker_restarted(site: Site, choice: Choice) -> Iterator[None]:
     site.kafka.start()
 
 
-@fault("broker: STOP, CONT", "broker", (1, 8))
+@fault("broker: STOP, CONT", "broker", (1, 8), telling=True)
 def broker_frozen(site: Site, choice: Choice) -> Iterator[None]:
     yield from _frozen(site.kafka)
 
@@ -145,7 +145,7 @@ def postgres_immediate(site: Site, choice: Choice) -> Iterator[None]:
     site.postgres.start()
 
 
-@fault("Postgres: kill -9 of the postmaster", "postgres", (0.1, 2))
+@fault("Postgres: kill -9 of the postmaster", "postgres", (0.1, 2), telling=True)
 def postmaster_killed(site: Site, choice: Choice) -> Iterator[None]:
     """Alone: its children find out for themselves, and until the last of them is gone no other can start."""
     site.postgres.send_signal(signal.SIGKILL)
@@ -178,7 +178,7 @@ def backends_terminated(site: Site, choice: Choice) -> Iterator[None]:
     yield
 
 
-@fault("Postgres: a synchronous standby is silent", "postgres", (1, 4))
+@fault("Postgres: a synchronous standby is silent", "postgres", (1, 4), telling=True)
 def standby_silent(site: Site, choice: Choice) -> Iterator[None]:
     """What is committed is decoded and not visible, until the standby is given up."""
     _configure(site, "alter system set synchronous_standby_names = 'ghost'")
@@ -273,7 +273,7 @@ NETWORK = (
 for _name, _seconds, _act in NETWORK:
     for _part, _chosen in (("Postgres", _links), ("broker", _broker_link)):
 
-        @fault(f"link to {_part}: {_name}", f"link to {_part}", _seconds)
+        @fault(f"link to {_part}: {_name}", f"link to {_part}", _seconds, telling=_name == "black hole")
         def _on_the_network(
             site: Site,
             choice: Choice,

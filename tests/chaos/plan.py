@@ -11,10 +11,12 @@ PAUSE_SECONDS = (0.5, 4.0)
 
 
 class Kind(NamedTuple):
-    """A fault's part of the whole, and for how long it lasts. Two of one part never strike at once."""
+    """A fault's part of the whole, and for how long it lasts. Two of one part never strike at once. Each that is
+    `telling` finds what no other one does, so that no run is too short for it."""
 
     part: str
     seconds: tuple[float, float]
+    telling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +41,21 @@ class Step:
 
 
 def plan(seed: int, kinds: Mapping[str, Kind]) -> Iterator[Step]:
-    """Without end. No kind comes a second time as `first` before each has come once."""
+    """Without end, the telling kinds first. None comes a second time as `first` before each has come once."""
     choice = random.Random(f"faults {seed}")
 
     def strike(kind: str) -> Strike:
         return Strike(kind, choice.uniform(*kinds[kind].seconds), choice.getrandbits(32))
 
+    def order() -> list[str]:
+        return choice.sample(sorted(kinds), len(kinds))
+
+    deck = sorted(order(), key=lambda kind: not kinds[kind].telling)
     while True:
-        for kind in choice.sample(sorted(kinds), len(kinds)):
+        for kind in deck:
             first, second = strike(kind), None
             others = [other for other in sorted(kinds) if kinds[other].part != kinds[kind].part]
             if choice.random() < SECOND:
                 second = strike(choice.choice(others))
             yield Step(first, second, choice.uniform(*PAUSE_SECONDS))
+        deck = order()

@@ -27,6 +27,13 @@ def test_each_kind_strikes_once_before_any_strikes_twice() -> None:
     assert sorted(first[len(KINDS) :]) == sorted(KINDS)
 
 
+def test_what_only_one_kind_of_fault_finds_is_found_by_a_short_run() -> None:
+    telling = {name for name, kind in KINDS.items() if kind.telling}
+    assert "Postgres: a synchronous standby is silent" in telling
+    for seed in range(20):
+        assert {step.first.kind for step in steps(seed, len(telling))} == telling
+
+
 def test_two_faults_of_one_part_never_strike_at_once() -> None:
     pairs = [step.kinds for step in steps(5, 500) if step.second]
     assert len(pairs) > 100
