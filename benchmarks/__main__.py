@@ -17,18 +17,22 @@ from platform import python_version
 import confluent_kafka
 import psycopg
 
+from benchmarks.backlog import Shape
 from benchmarks.drain import drain
+from benchmarks.growth import growth
 from benchmarks.idle import idle
 from benchmarks.latency import latency
 from benchmarks.report import Report, table
 from benchmarks.rig import Rig, rig
+from benchmarks.scale import scale
 from benchmarks.usage import RunFailed
 from cdc_outbox import __version__
 from cdc_outbox.errors import PreconditionError
 from tests.kafka_server import KafkaUnavailable
 
 RESULTS = Path(__file__).with_name("results")
-PARTS = ("drain", "latency", "big", "idle")
+PARTS = ("drain", "latency", "big", "idle", "growth", "scale")
+USUAL = PARTS[:4]
 RATES = (200, 1000)
 LATENCY_SECONDS = 20.0
 IDLE_SECONDS = 60.0
@@ -55,7 +59,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of a backlog; a fifth in single-row ones")
     parser.add_argument("--runs", type=int, default=3, help="of each drain; medians are reported")
-    parser.add_argument("--only", type=_only, default=PARTS, help=f"some of {','.join(PARTS)}")
+    parser.add_argument(
+        "--only", type=_only, default=USUAL, help=f"some of {','.join(PARTS)}; the first four by default"
+    )
     parser.add_argument("--broker", choices=("kafka", "tansu"), default="kafka")
     parser.add_argument("--json", type=Path, help="where to write; benchmarks/results/ by default")
     return parser.parse_args()
@@ -80,14 +86,18 @@ def _run(part: str, parts: Rig, report: Report, options: argparse.Namespace) -> 
     rows: int = options.rows
     match part:
         case "drain":
-            report.drains["100 rows a transaction"] = drain(parts, rows, 100, options.runs)
-            report.drains["1 row a transaction"] = drain(parts, rows // 5, 1, options.runs)
+            report.drains["100 rows a transaction"] = drain(parts, Shape(rows, 100), options.runs)
+            report.drains["1 row a transaction"] = drain(parts, Shape(rows // 5, 1), options.runs)
         case "big":
-            report.drains["all rows in one transaction"] = drain(parts, rows, rows, 1)
+            report.drains["all rows in one transaction"] = drain(parts, Shape(rows, rows), 1)
         case "latency":
             report.latencies += [latency(parts, rate, LATENCY_SECONDS) for rate in RATES]
         case "idle":
             report.idle = idle(parts, IDLE_SECONDS)
+        case "growth":
+            report.growth = growth(parts, rows // 5, options.runs)
+        case "scale":
+            report.scale = scale(parts, rows)
 
 
 def _parts(parts: Rig) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.backlog import load
+from benchmarks.backlog import Shape, load
 from benchmarks.rig import Rig
 from benchmarks.topic import Contents, check_topic
 from benchmarks.usage import Usage, measure
@@ -13,8 +13,7 @@ from tests.fix_postgres import Database
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    rows: int
-    rows_per_transaction: int
+    shape: Shape
     pg_recvlogical: list[Usage]
     relay: list[Usage]
     topics: list[Contents]
@@ -22,11 +21,11 @@ class Drain:
     @property
     def yardstick_rows_per_second(self) -> float:
         """From the start of streaming to the exit, as all rates here."""
-        return self.rows / median(usage.streaming_seconds for usage in self.pg_recvlogical)
+        return self.shape.rows / median(usage.streaming_seconds for usage in self.pg_recvlogical)
 
     @property
     def rows_per_second(self) -> float:
-        return self.rows / median(usage.streaming_seconds for usage in self.relay)
+        return self.shape.rows / median(usage.streaming_seconds for usage in self.relay)
 
     @property
     def ratio(self) -> float:
@@ -40,11 +39,11 @@ class Drain:
     @property
     def cpu_seconds_per_million(self) -> float:
         """Of the whole process, its start included."""
-        return median(usage.cpu_seconds for usage in self.relay) / self.rows * 1e6
+        return median(usage.cpu_seconds for usage in self.relay) / self.shape.rows * 1e6
 
     @property
     def streaming_cpu_seconds_per_million(self) -> float:
-        return median(usage.streaming_cpu_seconds for usage in self.relay) / self.rows * 1e6
+        return median(usage.streaming_cpu_seconds for usage in self.relay) / self.shape.rows * 1e6
 
     @property
     def peak_rss_bytes(self) -> int:
@@ -59,20 +58,20 @@ class Drain:
         return any(contents.void for contents in self.topics)
 
 
-def drain(rig: Rig, rows: int, rows_per_transaction: int, runs: int) -> Drain:
-    found = Drain(rows, rows_per_transaction, [], [], [])
+def drain(rig: Rig, shape: Shape, runs: int) -> Drain:
+    found = Drain(shape, [], [], [])
     with rig.database() as database:
         for run in range(runs):
             rig.cdc_outbox("init-slot", "--dsn", database.socket_dsn, "--slot", _relay_slot(database, run))
             database.execute(
                 "select pg_create_logical_replication_slot(%s, 'pgoutput')", (_yardstick_slot(database, run),)
             )
-        end = load(database, rows, rows_per_transaction)
+        end = load(database, shape)
         for run in range(runs):
             found.pg_recvlogical.append(_receive(rig, database, _yardstick_slot(database, run), end))
             with rig.topic() as topic:
                 found.relay.append(drain_once(rig, database, _relay_slot(database, run), topic))
-                found.topics.append(check_topic(rig.broker.bootstrap, topic, rows))
+                found.topics.append(check_topic(rig.broker.bootstrap, topic, shape.rows))
     return found
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from benchmarks.backlog import load
+from benchmarks.backlog import Shape, load
 from benchmarks.rig import Rig
 from benchmarks.usage import RunFailed, cpu_seconds, peak_rss_bytes
 
@@ -40,7 +40,7 @@ def idle(rig: Rig, seconds: float) -> Idle:
         def transactions() -> int:
             return int(observer.execute(_TRANSACTIONS, (database.name,)).fetchall()[0][0])
 
-        load(database, ROWS, 1)
+        load(database, Shape(ROWS, 1))
         before = _settled(transactions)
         cpu, started = cpu_seconds(relay.pid), time.monotonic()
         time.sleep(seconds)

@@ -16,7 +16,7 @@ from multiprocessing import get_context
 
 import psycopg
 
-from benchmarks.backlog import INSERT, load
+from benchmarks.backlog import INSERT, Shape, load
 from benchmarks.drain import drain_once
 from benchmarks.rig import Rig, rig
 from benchmarks.usage import RunFailed
@@ -197,7 +197,7 @@ def _drained(parts: Rig, way: str, rows: int) -> float:
     with parts.database() as database, parts.topic() as topic:
         slot = f"{database.name}_drain"
         parts.cdc_outbox("init-slot", "--dsn", database.socket_dsn, "--slot", slot)
-        load(database, rows, 100)
+        load(database, Shape(rows, 100))
         return rows / drain_once(parts, database, slot, topic, every).streaming_seconds
 
 
