@@ -6,6 +6,9 @@
 # make dist    builds and checks what a release uploads
 # make chaos   everything fails at random, and nothing is lost; SECONDS=600, SEED=… replays
 # make kill9   N=100 times kill -9 of the relay under load; SEED=…
+# make simulate    the relay among modelled servers, N=100000 schedules from SEED=1 on; N=1 SEED=… plays one again
+# make failpoints  kill -9 at each of some named places, N=5 times
+# make mutants     breaks the relay on purpose, many times: the tests find each
 # make bench   measures; make lint; make clean
 PYTHON ?= python3
 PG ?= 18
@@ -17,7 +20,7 @@ N ?= 100
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip -q --disable-pip-version-check
 
-.PHONY: demo why test chaos kill9 test-lowest bench bench-purge lint dist clean
+.PHONY: demo why test chaos kill9 simulate failpoints mutants test-lowest bench bench-purge lint dist clean
 
 demo: .venv/demo.stamp
 	@$(BIN)/cdc-outbox demo $(ARGS)
@@ -40,6 +43,17 @@ chaos: .venv/dev.stamp
 
 kill9: .venv/dev.stamp
 	@$(BIN)/python -m tests.chaos.kill9 --pg $(PG) --kills $(N) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+simulate: N := $(if $(filter file,$(origin N)),100000,$(N))
+simulate: .venv/dev.stamp
+	@$(BIN)/python -m tests.simulation $(N) $(SEED)
+
+failpoints: N := $(if $(filter file,$(origin N)),5,$(N))
+failpoints: .venv/dev.stamp
+	@FAILPOINT_ROUNDS=$(N) $(BIN)/pytest --pg $(PG) tests/failpoints $(ARGS)
+
+mutants: .venv/dev.stamp
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 bench: .venv/dev.stamp
 	@$(BIN)/python -m benchmarks $(ARGS)
