@@ -9,6 +9,7 @@
 # make simulate    the relay among modelled servers, N=100000 schedules from SEED=1 on; N=1 SEED=… plays one again
 # make failpoints  kill -9 at each of some named places, N=5 times
 # make mutants     breaks the relay on purpose, many times: the tests find each
+# make fuzz    garbage, guided by coverage, for whatever reads bytes that others wrote; SECONDS=600
 # make bench   measures; make lint; make clean
 PYTHON ?= python3
 PG ?= 18
@@ -20,7 +21,7 @@ N ?= 100
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip -q --disable-pip-version-check
 
-.PHONY: demo why test chaos kill9 simulate failpoints mutants test-lowest bench bench-purge lint dist clean
+.PHONY: demo why test chaos kill9 simulate failpoints mutants fuzz test-lowest bench bench-purge lint dist clean
 
 demo: .venv/demo.stamp
 	@$(BIN)/cdc-outbox demo $(ARGS)
@@ -54,6 +55,10 @@ failpoints: .venv/dev.stamp
 
 mutants: .venv/dev.stamp
 	@$(BIN)/python -m tests.mutants $(ARGS)
+
+fuzz: .venv/dev.stamp
+	@$(PIP) install --group fuzz
+	@$(BIN)/python -m tests.fuzz $(SECONDS) $(ARGS)
 
 bench: .venv/dev.stamp
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -121,12 +121,10 @@ class Layout:
         position = format_lsn(final_lsn).encode()
         if not self.format.cloudevents:
             return [("commit_lsn", position)]
-        seconds = POSTGRES_EPOCH_SECONDS + commit_time / 1_000_000
-        moment = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
         return [
             ("ce_specversion", b"1.0"),
             ("ce_source", self.format.source.encode()),
-            ("ce_time", moment.replace("+00:00", "Z").encode()),
+            *_ce_time(commit_time),
             ("ce_commitlsn", position),
             ("content-type", b"application/octet-stream" if self._args_is_bytea else b"application/json"),
         ]
@@ -151,7 +149,7 @@ class Layout:
                 headers += own_headers(own)
         value = columns[self._args]
         if self._args_is_bytea and value is not None:
-            value = bytes.fromhex(value[2:].decode())
+            value = _from_hexadecimal(value)
         return (self._template_topic(columns) if self._fields else self._topic), key, value, headers
 
     def _template_topic(self, columns: Columns) -> str:
@@ -163,17 +161,17 @@ class Layout:
                 value = columns[next(values)]
                 if value is None:
                     raise UnsendableRow(f"column {field} names the topic and is NULL")
-                parts.append(value.decode())
+                parts.append(value.decode(errors="replace"))
         topic = "".join(parts)
         if not legal_topic(topic):
             raise UnsendableRow("its topic would have an illegal name")
         return topic
 
     def row_id(self, columns: Columns) -> str:
-        return (columns[self._id] or b"NULL").decode()
+        return _readable(columns[self._id] or b"NULL")
 
     def task(self, columns: Columns) -> str:
-        return (columns[self._task] or b"NULL").decode()
+        return _readable(columns[self._task] or b"NULL")
 
     def size(self, columns: Columns) -> int:
         """Bytes of the value."""
@@ -181,8 +179,31 @@ class Layout:
 
     def as_json(self, columns: Columns) -> str:
         """The whole row as an object of text values (null for NULL), as a dead letter keeps it."""
-        texts = [None if value is None else value.decode() for value in columns]
+        texts = [None if value is None else _readable(value) for value in columns]
         return json.dumps(dict(zip(self.names, texts, strict=True)))
+
+
+def _readable(value: bytes) -> str:
+    """Postgres sends UTF-8 and checks it; what is said of a row must not depend on that."""
+    return value.decode(errors="backslashreplace")
+
+
+def _from_hexadecimal(value: bytes) -> bytes:
+    try:
+        if value.startswith(b"\\x"):
+            return bytes.fromhex(value[2:].decode())
+    except ValueError:
+        pass
+    raise UnsendableRow("its bytea is not hexadecimal")
+
+
+def _ce_time(commit_time: int) -> list[Header]:
+    """The attribute is optional: a replication origin can set a commit time for which no calendar has a year."""
+    try:
+        moment = datetime.fromtimestamp(POSTGRES_EPOCH_SECONDS + commit_time / 1_000_000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return []
+    return [("ce_time", moment.isoformat(timespec="microseconds").replace("+00:00", "Z").encode())]
 
 
 def own_headers(text: bytes) -> list[Header]:

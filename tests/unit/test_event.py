@@ -254,3 +254,25 @@ def test_what_an_operator_is_told_about_a_row_is_its_id_task_and_size() -> None:
     assert (made.row_id(ROW), made.task(ROW), made.size(ROW)) == ("7", "send_mail", 15)
     empty = row(id=None, task=None, args=None)
     assert (made.row_id(empty), made.task(empty), made.size(empty)) == ("NULL", "NULL", 0)
+
+
+@pytest.mark.parametrize("value", [b"", b"\\", b"00ff", b"\\x0", b"\\x0g", b"\\000\\377", b"\\x\xff"])
+def test_bytea_that_is_not_hexadecimal_makes_the_row_unsendable(value: bytes) -> None:
+    with pytest.raises(UnsendableRow, match="hexadecimal"):
+        layout(args_type=BYTEA).record(row(args=value), [])
+
+
+def test_bytes_that_are_no_text_make_no_topic_and_are_told_and_kept_all_the_same() -> None:
+    made = layout(topic="{task}")
+    columns = row(task=b"caf\xe9", id=b"\xff")
+    with pytest.raises(UnsendableRow, match="topic"):
+        made.record(columns, [])
+    assert (made.row_id(columns), made.task(columns)) == ("\\xff", "caf\\xe9")
+    assert json.loads(made.as_json(columns))["task"] == "caf\\xe9"
+
+
+@pytest.mark.parametrize("commit_time", [2**63 - 1, -(2**63), 300_000 * 365 * 86_400_000_000])
+def test_a_commit_time_without_a_calendar_makes_an_event_without_a_time(commit_time: int) -> None:
+    headers = dict(layout(cloudevents=True).transaction_headers(1, commit_time))
+    assert "ce_time" not in headers
+    assert headers["ce_specversion"] == b"1.0"
