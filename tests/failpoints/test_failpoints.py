@@ -3,6 +3,7 @@
 `make failpoints` tries each place five times, each time at another of its calls.
 """
 
+import os
 import random
 import signal
 from collections import Counter
@@ -24,7 +25,8 @@ OVERSIZE = ("--on-poison", "dead-letter", "-X", "message.max.bytes=20000")
 
 
 def start(rig: RelayRig, place: str, call: int, name: str, *options: object) -> Running:
-    env = {"PYTHONPATH": HERE, "FAILPOINT": f"{place}:{call}"}
+    path = os.pathsep.join(filter(None, (HERE, os.environ.get("PYTHONPATH"))))
+    env = {"PYTHONPATH": path, "FAILPOINT": f"{place}:{call}"}
     return rig.command.start(name, *options, env=env)
 
 
