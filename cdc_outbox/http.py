@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import sys
 import threading
+import time
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6
+from socket import AF_INET, AF_INET6, SHUT_RDWR
+from typing import Any
 
 from cdc_outbox.errors import ConfigError
 from cdc_outbox.history import History
 from cdc_outbox.metrics import Figures, ReadSlot
 from cdc_outbox.status_page import HEADERS, PAGE, status_json
+
+log = logging.getLogger("cdc_outbox.http")
 
 
 class MetricsServer:
@@ -29,15 +36,11 @@ class MetricsServer:
         family = AF_INET6 if ":" in host else AF_INET
         history = History(figures)
         pages = _pages(figures, history, read_slot, stalled_seconds)
-        # The server wakes twice a second anyway, and then calls `service_actions`.
-        members = {"address_family": family, "service_actions": lambda _: history.sample()}
-        server_class = type("Server", (ThreadingHTTPServer,), members)
         try:
-            self._server: ThreadingHTTPServer = server_class((host, int(port)), pages)
+            self._server = _Server((host, int(port)), pages, family, history)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ConfigError(f"--metrics-address {address}: {reason}", "choose another, or `off`") from None
-        self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
@@ -46,6 +49,51 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread a client, and neither many nor for long: whoever can connect must not be able to use up the relay."""
+
+    daemon_threads = True
+    request_queue_size = 64
+    most_clients = 32
+    longest_seconds = 30.0
+
+    def __init__(
+        self, address: tuple[str, int], pages: type[BaseHTTPRequestHandler], family: int, history: History
+    ) -> None:
+        self.address_family = family
+        self._history = history
+        self._clients: dict[object, float] = {}
+        """Their sockets, the oldest first, and since when."""
+        super().__init__(address, pages)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        too_many = max(0, len(self._clients) + 1 - self.most_clients)
+        for oldest in list(self._clients)[:too_many]:
+            self._clients.pop(oldest, None)
+            _hang_up(oldest)
+        self._clients[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Called twice a second."""
+        self._history.sample()
+        for client, since in list(self._clients.items()):
+            if time.monotonic() - since > self.longest_seconds:
+                _hang_up(client)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a client of the metrics server went away: %s", type(sys.exception()).__name__)
+
+
+def _hang_up(client: Any) -> None:
+    with contextlib.suppress(OSError):
+        client.shutdown(SHUT_RDWR)  # its thread sees the end, and closes
 
 
 def _pages(
