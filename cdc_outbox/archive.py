@@ -32,6 +32,9 @@ with relayed as materialized (
     delete from {outbox} o using relayed r where o.tableoid = r.tableoid and o.ctid = r.ctid returning {returning}
 )"""
 
+_BYTES_A_ROW = """
+select pg_relation_size(oid)::float8 / reltuples from pg_class where oid = to_regclass($1) and reltuples > 0"""
+
 _CHOSEN = """
 from {archive} a
 where ($1::timestamptz is null or a.archived_at >= $1::timestamptz)
@@ -88,6 +91,11 @@ class Archive:
     def count(self, choice: Choice) -> int:
         """Raises PreconditionError if there is no archive."""
         return self._call(f"select count(*) {self._chosen()}", choice, "counting archived rows")
+
+    def bytes_a_row(self) -> float | None:
+        """On average, if the archive was ever analyzed."""
+        rows = self.queries.call(_BYTES_A_ROW, [self.objects.archive], doing="measuring the archive")
+        return float(rows[0][0]) if rows and rows[0][0] is not None else None
 
     def replay(self, choice: Choice) -> int:
         """Stage the rows again, all or none, in their order; how many. The archive keeps them."""

@@ -31,6 +31,7 @@ from cdc_outbox.options import (
     column_map,
     common,
     deleting,
+    examples,
     inbox_table,
     librdkafka,
     option,
@@ -57,7 +58,13 @@ def cli() -> None:
     """Relays rows of an outbox table from Postgres's WAL to Kafka: committed rows, all of them, and nothing else."""
 
 
-@cli.command("init-slot")
+@cli.command(
+    "init-slot",
+    epilog=examples(
+        "cdc-outbox init-slot -d postgresql://owner@db/app --app-role app --relay-role relay",
+        "cdc-outbox init-slot --shard 2/3 --dry-run",
+    ),
+)
 @common
 @column_map
 @option("--dry-run", is_flag=True, help="Print the SQL instead of executing it.")
@@ -102,7 +109,13 @@ def init_slot(
         click.echo(report.as_json())
 
 
-@cli.command("drop-slot")
+@cli.command(
+    "drop-slot",
+    epilog=examples(
+        "cdc-outbox drop-slot",
+        "cdc-outbox drop-slot --slot old_slot --yes",
+    ),
+)
 @common
 @option("--yes", is_flag=True, help="Do not ask.")
 def drop_slot(yes: bool, **given: Any) -> None:
@@ -127,7 +140,12 @@ def drop_slot(yes: bool, **given: Any) -> None:
     click.echo(f"slot {settings.slot} dropped; `cdc-outbox init-slot` makes a new one and sends what is in the table")
 
 
-@cli.command()
+@cli.command(
+    epilog=examples(
+        "cdc-outbox stream -d postgresql://relay@db/app -b kafka-1:9092,kafka-2:9092",
+        "cdc-outbox stream -b localhost:9092 -t 'jobs.{task}' --create-topics --until-caught-up",
+    ),
+)
 @common
 @producing
 @option("--create-topics", is_flag=True, help="Create a topic that does not exist.")
@@ -170,6 +188,7 @@ def drop_slot(yes: bool, **given: Any) -> None:
 @option("--stalled-after", type=Duration(), default="30s", help="How long pending work may stand still for /readyz.")
 def stream(record_format: str, **given: Any) -> None:
     """Relay committed rows to Kafka until stopped; stand by while another relay holds the slot."""
+    from cdc_outbox import progress
     from cdc_outbox.metrics import Figures
     from cdc_outbox.purge import PurgeThread
     from cdc_outbox.relay import Relay
@@ -203,7 +222,8 @@ def stream(record_format: str, **given: Any) -> None:
         gc.freeze()
         gc.set_threshold(10_000)
         try:
-            relay.run()
+            with progress.shown(progress.catching_up(figures)):
+                relay.run()
             log.info("stopped; %d rows relayed", figures.relayed_rows)
         finally:
             if purging is not None:
@@ -213,7 +233,12 @@ def stream(record_format: str, **given: Any) -> None:
                 watch.close()
 
 
-@cli.command()
+@cli.command(
+    epilog=examples(
+        "cdc-outbox purge --dry-run",
+        "cdc-outbox purge --every 30s --archive --archive-retain 7d",
+    ),
+)
 @common
 @option("--every", type=Duration(above_zero=True), help="Go on, with a round this often; otherwise one round.")
 @deleting
@@ -243,7 +268,12 @@ def purge(every: float | None, dry_run: bool, **given: Any) -> None:
             purging.close()
 
 
-@cli.command()
+@cli.command(
+    epilog=examples(
+        "cdc-outbox replay --since 2h --task send_receipt --dry-run",
+        "cdc-outbox replay --id 42 --id 43",
+    ),
+)
 @common
 @column_map
 @option("--since", type=Moment(), help="Rows archived then or later: a duration ago, or an ISO 8601 time.")
@@ -254,7 +284,9 @@ def replay(
     since: str | None, until: str | None, ids: tuple[str, ...], tasks: tuple[str, ...], dry_run: bool, **given: Any
 ) -> None:
     """Stage archived rows again, under new ids and with the old one in the header `replay_of`."""
+    from cdc_outbox import rewriting
     from cdc_outbox.archive import Archive, Choice, Roles
+    from cdc_outbox.conninfo import complete_conninfo
     from cdc_outbox.objects import require
 
     if since is not None and until is not None and datetime.fromisoformat(since) >= datetime.fromisoformat(until):
@@ -265,9 +297,12 @@ def replay(
         column = settings.record_format().column
         objects = require(queries, settings.table, settings.slot, settings.publication)
         archive = Archive(queries, objects, Roles(column("id"), column("task"), column("headers")))
-        click.echo(f"{archive.count(choice)} archived rows")
+        rows = archive.count(choice)
+        click.echo(f"{rows} archived rows")
         if not dry_run:
-            click.echo(f"{archive.replay(choice)} rows staged again")
+            with rewriting.shown(complete_conninfo(settings.dsn), objects, "staging", rows, archive.bytes_a_row()):
+                staged = archive.replay(choice)
+            click.echo(f"{staged} rows staged again")
 
 
 @cli.group("dead-letters", cls=Commands, no_args_is_help=False)
@@ -275,7 +310,13 @@ def dead_letters() -> None:
     """Rows that Kafka would never have taken (stream --on-poison dead-letter)."""
 
 
-@dead_letters.command("list")
+@dead_letters.command(
+    "list",
+    epilog=examples(
+        "cdc-outbox dead-letters list",
+        "cdc-outbox dead-letters list --json",
+    ),
+)
 @common
 @option("--json", "as_json", is_flag=True, help="Report as JSON.")
 def list_letters(as_json: bool, **given: Any) -> None:
@@ -290,7 +331,13 @@ def list_letters(as_json: bool, **given: Any) -> None:
         click.echo("\n".join(map(as_line, found)) or "no dead letters")
 
 
-@dead_letters.command("retry")
+@dead_letters.command(
+    "retry",
+    epilog=examples(
+        "cdc-outbox dead-letters retry --all",
+        "cdc-outbox dead-letters retry --task send_receipt",
+    ),
+)
 @common
 @column_map
 @choosing
@@ -302,7 +349,13 @@ def retry_letters(ids: tuple[str, ...], tasks: tuple[str, ...], every: bool, **g
         click.echo(f"{letters.retry(ids, tasks)} rows staged again")
 
 
-@dead_letters.command("discard")
+@dead_letters.command(
+    "discard",
+    epilog=examples(
+        "cdc-outbox dead-letters discard --id 42",
+        "cdc-outbox dead-letters discard --all",
+    ),
+)
 @common
 @choosing
 @option("--all", "every", is_flag=True, help="All of them.")
@@ -341,7 +394,12 @@ def letters_for(settings: Settings) -> Iterator[DeadLetters]:
         yield DeadLetters(queries, objects, settings.record_format().column("id"))
 
 
-@cli.command()
+@cli.command(
+    epilog=examples(
+        "cdc-outbox status --watch",
+        "cdc-outbox status --shard 2/3 --json",
+    ),
+)
 @common
 @option("--json", "as_json", is_flag=True, help="Report as JSON.")
 @option(
@@ -368,7 +426,12 @@ def status(as_json: bool, watch: float | None, **given: Any) -> None:
         look(settings, wakeup, watch, show)
 
 
-@cli.command()
+@cli.command(
+    epilog=examples(
+        "cdc-outbox doctor",
+        "cdc-outbox doctor -b localhost:9092 -X security.protocol=SSL",
+    ),
+)
 @common
 @producing
 @option("--json", "as_json", is_flag=True, help="Report as JSON.")
@@ -390,7 +453,12 @@ def doctor(record_format: str, as_json: bool, **given: Any) -> None:
         sys.exit(PreconditionError.exit_code)
 
 
-@cli.command()
+@cli.command(
+    epilog=examples(
+        "cdc-outbox verify -b localhost:9092",
+        "cdc-outbox verify -b localhost:9092 --gate G3 --scratch-topic scratch",
+    ),
+)
 @common
 @brokers
 @librdkafka
@@ -421,7 +489,13 @@ def verify(scratch_topic: str | None, only: tuple[str, ...], as_json: bool, **gi
         sys.exit(1)
 
 
-@cli.command("init-inbox")
+@cli.command(
+    "init-inbox",
+    epilog=examples(
+        "cdc-outbox init-inbox -d postgresql://owner@db/worker",
+        "cdc-outbox init-inbox --inbox jobs.inbox",
+    ),
+)
 @common
 @inbox_table
 def init_inbox(inbox: str, **given: Any) -> None:
@@ -433,7 +507,13 @@ def init_inbox(inbox: str, **given: Any) -> None:
         click.echo(make_inbox(settings, wakeup, inbox))
 
 
-@cli.command("inbox-trim")
+@cli.command(
+    "inbox-trim",
+    epilog=examples(
+        "cdc-outbox inbox-trim --age 30d",
+        "cdc-outbox inbox-trim --inbox jobs.inbox --age 12h",
+    ),
+)
 @common
 @inbox_table
 @option("--age", type=Duration(), required=True, help="Forget what was done longer ago than this.")
@@ -446,7 +526,31 @@ def inbox_trim(inbox: str, age: float, **given: Any) -> None:
         click.echo(f"{trim_inbox(settings, wakeup, inbox, age)} rows forgotten")
 
 
-@cli.command()
+SHELLS = ("bash", "zsh", "fish")
+
+
+@cli.command(
+    epilog=examples(
+        "cdc-outbox completion bash > /etc/bash_completion.d/cdc-outbox",
+        "cdc-outbox completion fish > ~/.config/fish/completions/cdc-outbox.fish",
+    ),
+)
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> None:
+    """Print the script with which a shell completes commands and options; read it anew after an update."""
+    from click.shell_completion import get_completion_class
+
+    complete = get_completion_class(shell)
+    assert complete is not None
+    click.echo(complete(cli, {}, "cdc-outbox", "_CDC_OUTBOX_COMPLETE").source())
+
+
+@cli.command(
+    epilog=examples(
+        "cdc-outbox demo",
+        "cdc-outbox demo --keep",
+    ),
+)
 @click.option("--keep", is_flag=True, help="Leave all running, and say how to look at it.")
 def demo(keep: bool) -> None:
     """All of it on an embedded Postgres and an embedded broker: no server, no Docker."""

@@ -147,7 +147,9 @@ class KafkaProducer:
         try:
             self._producer = Producer({**self._config, "error_cb": self._error}, logger=self._quiet.logger)
         except KafkaException as error:
-            raise ConfigError(f"-X: {_reason(error.args[0])}") from None
+            from cdc_outbox.librdkafka_names import meant  # for whoever mistyped one
+
+            raise ConfigError(f"-X: {_reason(error.args[0])}", meant(properties)) from None
         except (TypeError, ValueError) as error:
             raise ConfigError(f"-X: {error}") from None
         self.produce = self._producer.produce

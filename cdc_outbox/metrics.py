@@ -68,6 +68,9 @@ class Figures:
     """Why it stands by or failed: who holds the slot, or the error that ended the session."""
     received_lsn: int = 0
     confirmed_lsn: int = 0
+    start_lsn: int = 0
+    end_lsn: int = 0
+    """Where the slot stood when the session began, and where the WAL ended."""
     pending_since: float | None = None
     """Commit time (Unix) of the oldest transaction not fully acknowledged; stays when the stream dies."""
     last_progress: float = field(default_factory=time.monotonic)
@@ -102,6 +105,7 @@ class Figures:
     def begin_session(self, end_of_wal: int) -> None:
         """After a failover the new server's WAL may end below what was received from the old one."""
         self.received_lsn = min(self.received_lsn, end_of_wal)
+        self.end_lsn = end_of_wal
 
     def account(self, received_lsn: int, pending_since: float | None) -> None:
         """What a session knows now. It begins below where the last one died: until it has come as far again, what was

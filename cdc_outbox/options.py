@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -118,7 +119,15 @@ def read_config(ctx: click.Context, param: click.Parameter, path: str | None) ->
     assert isinstance(whole, click.Group)
     every = {name for command in commands(whole).values() for name in named_options(command)}
     if unknown := sorted(repr(key) for key in given if key.replace("_", "-") not in every):
-        raise ConfigError(f"--config {path}: unknown key {', '.join(unknown)}")
+        close = [
+            word for key in unknown for word in difflib.get_close_matches(key.strip("'").replace("_", "-"), every, n=1)
+        ]
+        raise ConfigError(
+            f"--config {path}: unknown key {', '.join(unknown)}",
+            f"did you mean {', '.join(map(repr, close))}?"
+            if close
+            else "a key is an option's name without dashes in front",
+        )
     defaults: dict[str, Any] = {}
     for key, value in given.items():
         option = known.get(key.replace("_", "-"))
@@ -180,6 +189,11 @@ def option(*names: str, envvar: str | list[str] | None = None, **more: Any) -> C
     variable = "CDC_OUTBOX_" + long.removeprefix("--").replace("-", "_").upper()
     more.setdefault("show_default", True)
     return click.option(*names, envvar=envvar or variable, show_envvar=True, **more)
+
+
+def examples(*lines: str) -> str:
+    """What stands below a command's help; each line is one that a shell takes."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
 def grouped(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -329,6 +343,14 @@ def _is_text(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
+def meant(word: str, words: Collection[str]) -> str:
+    """`. Did you mean …?`, or what there is."""
+    close = difflib.get_close_matches(word, words, n=2)
+    if close:
+        return f". Did you mean {' or '.join(map(repr, close))}?"
+    return f"; there are {', '.join(words)}"
+
+
 class Strict(click.Command):
     """No arguments, only options. What is given all the same is not quoted: it could be a DSN."""
 
@@ -353,6 +375,7 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in self.commands and not ctx.resilient_parsing:
+            # Else not quoted: it could be a DSN.
             name = f" {args[0]!r}" if re.fullmatch(r"[a-z-]{1,20}", args[0]) else ""
-            raise click.UsageError(f"no such command{name}; there are {', '.join(self.commands)}", ctx)
+            raise click.UsageError(f"no such command{name}{meant(args[0], self.commands)}", ctx)
         return super().resolve_command(ctx, args)

@@ -152,7 +152,7 @@ class Session:
         )
         self.streaming = self.figures.streaming = True
         self.figures.enter("streaming")
-        self.figures.confirmed_lsn = slot.confirmed_flush_lsn
+        self.figures.confirmed_lsn = self.figures.start_lsn = slot.confirmed_flush_lsn
         log.info(
             "streaming %s through slot %s from %s",
             self.objects.outbox,

@@ -10,11 +10,13 @@ until after it has become visible. So all such locks are waited for, and the sna
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from cdc_outbox import progress, rewriting
 from cdc_outbox.backoff import Backoff
 from cdc_outbox.checkpoint import (
     OTHER_CLUSTER,
@@ -373,13 +375,24 @@ class Setup:
         self._execute("begin", doing="requeueing")
         if self.dry_run:
             self.report.sql.append(f"{_DRY_LOCK}{objects.outbox} in share mode")
-        moved = self._execute(*statements("requeue.sql", names), doing="requeueing")
+        with self._shown(objects):
+            moved = self._execute(*statements("requeue.sql", names), doing="requeueing")
         stored = self._execute(reset_sql(objects, position), doing="storing the checkpoint")
         self._execute("commit", doing="requeueing")
         self.report.requeued = int(moved[0][0] or 0) if moved else 0
         self.report.position = (stored[0][0] or "") if stored else ""
         self._did("checkpoint", f"stored at {self.report.position}")
         self._did("rows", f"{self.report.requeued} that were in the table go through the slot again")
+
+    @contextlib.contextmanager
+    def _shown(self, objects: Objects) -> Iterator[None]:
+        if self.dry_run or not progress.wanted():
+            yield
+            return
+        count = f"select count(*) from {objects.outbox} where {self._filter}"
+        rows = self._queries.call(count, doing="counting rows", seconds=LONG_SECONDS)
+        with rewriting.shown(self._conninfo, objects, "requeueing", int(rows[0][0] or 0)):
+            yield
 
     def _wait_for_writers(self, objects: Objects) -> None:
         patience = _Patience(self, "waiting for transactions that wrote to the outbox before")

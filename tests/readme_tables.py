@@ -43,7 +43,7 @@ def options_table(say: Say) -> list[list[str]]:
         for option in command.params:
             if isinstance(option, click.Option):
                 rows.setdefault(option_row(option, say), []).append(f"`{name}`")
-    everyone = len(leaves.keys() - {"demo"})
+    everyone = len(leaves.keys() - {"demo", "completion"})
     head = [say("option"), say("variable"), say("default"), "", say("commands")]
     return [head, *([*row, say("all") if len(users) == everyone else ", ".join(users)] for row, users in rows.items())]
 
