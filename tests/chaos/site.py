@@ -42,6 +42,8 @@ class Site:
     kafka_link: Proxy
     relays: Sequence[Service]
     purge: Service
+    logs: Path
+    """A folder for each process that was started; who is content removes it."""
 
     @property
     def services(self) -> Sequence[Service]:
@@ -73,7 +75,7 @@ def _streams(relay: Running) -> bool:
 
 @contextlib.contextmanager
 def site(major: int, relays: int = 2) -> Iterator[Site]:
-    """Everything set up, and the services at work. What the services logged stays in the folder for who wants it."""
+    """Everything set up, and the services at work."""
     with ExitStack() as stack:
         server = PostgresServer(postgres_bindir(major), settings=SETTINGS)
         postgres = stack.enter_context(server).start()
@@ -88,7 +90,7 @@ def site(major: int, relays: int = 2) -> Iterator[Site]:
         links = [Proxy("127.0.0.1", postgres.port) for _ in range(relays)]
         for link in links:
             stack.callback(link.close)
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+        logs = Path(tempfile.mkdtemp(prefix="chaos-"))
         command = Command(logs, stack)
         names = ["--slot", database.name, "--publication", database.name]
         done = command.run("init-slot", "--dsn", database.dsn, *names)
@@ -115,4 +117,5 @@ def site(major: int, relays: int = 2) -> Iterator[Site]:
             kafka_link,
             [Service(f"relay {n}", lambda link=link: relay(link)) for n, link in enumerate(links, 1)],  # type: ignore[misc]
             Service("purge", purge),
+            logs,
         )

@@ -1,5 +1,6 @@
 """The plan is the seed's alone, and leaves no kind of fault out; the stalls and the verdict are what they say."""
 
+import dataclasses
 import itertools
 from collections import Counter
 
@@ -81,6 +82,14 @@ def test_what_is_wrong_stands_in_the_last_line_with_the_seed() -> None:
     assert verdict(lost, "SEED=7") == (
         "FAILED: 1 committed rows that are not in the topic (mail 3) · relay 1: exit 4: error: …; again: SEED=7"
     )
+
+
+def test_a_repeat_that_is_no_replay_is_wrong_only_where_nothing_was_frozen() -> None:
+    figures = Figures(committed=5, first_appends=[2500], overtaken=2)
+    lenient = outcome(figures)
+    assert lenient.problems == []
+    strict = dataclasses.replace(lenient, strict=True)
+    assert strict.problems == ["2 repeats that are no contiguous replay"]
 
 
 def test_a_run_that_tried_nothing_or_stood_still_is_not_sound() -> None:

@@ -36,6 +36,7 @@ class Outcome:
     figures: Figures
     wrong_ends: Sequence[str]
     ends: Counter[str]
+    strict: bool = False
 
     @property
     def kinds(self) -> Counter[str]:
@@ -51,7 +52,9 @@ class Outcome:
         seconds, kind = self.stall
         stalled = [f"a stall of {seconds:.1f} s after {kind}"] if seconds > MOST_STALL_SECONDS else []
         empty = [] if self.figures.committed else ["no row was committed, so nothing was tried"]
-        return [*self.figures.problems, *self.wrong_ends, *stalled, *empty]
+        overtaken = self.figures.overtaken if self.strict else 0
+        scattered = [f"{overtaken} repeats that are no contiguous replay"] if overtaken else []
+        return [*self.figures.problems, *scattered, *self.wrong_ends, *stalled, *empty]
 
 
 def stalls(struck: Sequence[Struck], first_appends: Sequence[int]) -> list[tuple[float, str]]:
@@ -66,7 +69,7 @@ def stalls(struck: Sequence[Struck], first_appends: Sequence[int]) -> list[tuple
     return found
 
 
-def trial(site: Site, seed: int, ordeal: Callable[[Site], Sequence[Struck]]) -> Outcome:
+def trial(site: Site, seed: int, ordeal: Callable[[Site], Sequence[Struck]], *, strict: bool) -> Outcome:
     logging.getLogger("psycopg").setLevel(logging.ERROR)  # a rollback on a dead connection is no news here
     dsn = site.database.socket_dsn
     witness = Witness(dsn, site.slot)
@@ -78,13 +81,15 @@ def trial(site: Site, seed: int, ordeal: Callable[[Site], Sequence[Struck]]) -> 
     witness.close()
     figures = check(_evidence(site, attempts, witness, left))
     ends = sum((service.ends for service in site.services), Counter[str]())
-    return Outcome(struck, figures, wrong_ends, ends)
+    return Outcome(struck, figures, wrong_ends, ends, strict)
 
 
 def _settle(site: Site) -> int:
     """Rows that are left in the table although there was time."""
 
     def left() -> int:
+        for service in site.services:
+            service.tend()
         return int(site.database.fetch_value("select count(*) from outbox"))
 
     deadline = time.monotonic() + SETTLED_SECONDS
