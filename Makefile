@@ -33,8 +33,7 @@ test: lint
 	@$(BIN)/pytest --pg $(PG) -n $(JOBS) $(ARGS)
 
 LOWEST := tests/unit tests/integration/test_gate.py tests/integration/test_record.py \
-    tests/integration/test_init_slot.py tests/integration/test_stopping.py tests/integration/test_purge.py \
-    tests/integration/test_bad_input.py tests/faults/test_kill.py
+    tests/integration/test_init_slot.py tests/faults/test_kill.py
 
 test-lowest: .venv/lowest.stamp
 	@.venv/lowest/bin/pytest --pg $(PG) -n $(JOBS) $(LOWEST) $(ARGS)

@@ -170,6 +170,7 @@ def test_postgres_out_of_reach(ready: SlotRig, name: str) -> None:
         assert MARKER not in done.stdout + done.stderr
 
 
+@pytest.mark.kafka_only  # tansu makes any topic that is asked for
 def test_a_missing_topic(ready: SlotRig) -> None:
     """C43."""
     ready.broker.delete_topic(ready.topic)

@@ -47,6 +47,10 @@ RECIPES = {
 """What `make` runs last."""
 
 
+def test_ci_tests_the_lowest_versions_too() -> None:
+    assert "\nmake test-lowest " in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
 def test_no_command_is_left_out() -> None:
     here = {*RELAY.lines, *APPLICATION.lines, *OPERATING.lines}
     assert README.commands == here | ELSEWHERE.keys() | RECIPES.keys()

@@ -221,6 +221,7 @@ def test_columns_that_nobody_asked_for_may_come_and_go(rig: RelayRig) -> None:
     assert len(before + inside + after) == 6
 
 
+@pytest.mark.kafka_only  # tansu makes any topic that is asked for
 def test_a_missing_topic_is_said_at_the_start(rig: RelayRig, broker: Broker) -> None:
     rig.stage()
     done = rig.command.run("stream", *rig.stream_options, "--topic", f"{rig.topic}.missing", "--until-caught-up")
