@@ -32,6 +32,7 @@ ELSEWHERE = {
     "make why": "ends/test_why.py::test_each_wrong_way_fails_and_the_right_one_does_not",
     "make bench": "integration/test_benchmarks.py::test_a_small_drain_is_measured_beside_its_yardstick",
     "cdc-outbox verify": "verify/test_verify.py::test_every_promise_is_kept_and_the_table_says_what_was_tried",
+    "cdc-outbox completion bash": "unit/test_help.py::test_bash_completes_commands_options_and_choices",
     "cdc-outbox init-slot": "integration/test_init_slot.py::test_a_second_run_changes_nothing",
 }
 """Commands that take minutes, and the tests that run them."""
