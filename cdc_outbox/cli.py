@@ -594,7 +594,7 @@ def database_settings(given: dict[str, Any], *, streaming: bool = False) -> Sett
 
 def fail(error: OutboxError) -> NoReturn:
     """One line that says what is wrong, and what to do next."""
-    click.echo(f"error: {error}" + (f"; hint: {error.hint}" if error.hint else ""), err=True)
+    click.echo(logs.redacted(f"error: {error}" + (f"; hint: {error.hint}" if error.hint else "")), err=True)
     sys.exit(error.exit_code)
 
 

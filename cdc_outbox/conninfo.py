@@ -14,6 +14,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc_outbox.errors import ConfigError, one_line
+from cdc_outbox.logs import hide
 
 CONNECT_SECONDS = 10.0
 CONNECTION_DEFAULTS = {
@@ -31,6 +32,7 @@ _NUMBERS = (
     *("connect_timeout", "tcp_user_timeout"),
     *("keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count"),
 )
+_SECRETS = ("password", "sslpassword")
 _FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 _NOWHERE = {"host": "/", "hostaddr": "", "port": "1"}
 """A directory without a socket: libpq looks at all its settings, and reaches nobody."""
@@ -43,6 +45,7 @@ def complete_conninfo(dsn: str) -> str:
         complete = make_conninfo(**{**CONNECTION_DEFAULTS, **given})  # type: ignore[arg-type]  # psycopg's own dict
     except psycopg.Error:
         raise ConfigError("--dsn: the DSN cannot be parsed", HINT) from None
+    hide(os.environ.get("PGPASSWORD"), *(str(given[name]) for name in _SECRETS if given.get(name)))
     if problem := _problem({name: str(value) for name, value in given.items()}) or _refused(complete):
         raise ConfigError(f"--dsn: {problem}", HINT)
     return complete

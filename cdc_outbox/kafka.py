@@ -14,6 +14,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from cdc_outbox.errors import ConfigError, DeliveryFailed, OutboxError, PreconditionError, RecordRefused
 from cdc_outbox.kafka_log import QuietLog
+from cdc_outbox.logs import hide
 
 log = logging.getLogger("cdc_outbox.kafka")
 
@@ -74,6 +75,7 @@ NEVER: Mapping[str, str] = {
 }
 
 _NUMERIC = re.compile(r"\.(ms|bytes|kbytes|messages|size)$")
+_SECRET = re.compile(r"password|secret|\.pem$|^sasl\.oauthbearer\.config$")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _FILES = frozenset({"ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.keystore.location"})
 
@@ -135,6 +137,7 @@ class KafkaProducer:
 
         `size_limit`: no batch is larger (a single record may be). `one_by_one`: see ONE_BY_ONE.
         """
+        hide(*(value for name, value in properties.items() if _SECRET.search(name)))
         self._quiet = QuietLog()
         self.fatal: str | None = None
         self.down = False

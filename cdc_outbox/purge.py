@@ -200,7 +200,7 @@ class PurgeThread:
         figures: Figures,
         fail: Callable[[OutboxError], None],
     ) -> None:
-        """`fail` is told of a GapError: the relay must not go on either."""
+        """`fail` is told of a GapError, and of what nobody expected: the relay must not go on either."""
         self._make = make
         self._every = every
         self._figures = figures
@@ -221,6 +221,12 @@ class PurgeThread:
         self._thread.join(REACH_SECONDS)
 
     def _run(self) -> None:
+        try:
+            self._purge()
+        except Exception as error:  # the top of this thread: without it rows would pile up, and nobody know
+            self._fail(OutboxError(f"purge: unexpected {type(error).__name__}: {error}", "please report it"))
+
+    def _purge(self) -> None:
         purge = self._make(self._wakeup)
         pause = Backoff(self._every, max(self._every, LONGEST_PAUSE_SECONDS))
         again = more = False

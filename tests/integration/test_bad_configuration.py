@@ -8,6 +8,7 @@ In this process, so that a hundred of them take seconds; the same through the in
 import logging
 import resource
 import secrets
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -249,7 +250,7 @@ def nothing_is_made(
 ) -> Iterator[None]:
     """Looks before and after; what is asked for would work with this server and this broker."""
     log = logging.getLogger("cdc_outbox")
-    kept = log.handlers[:], log.level, log.propagate
+    kept = log.handlers[:], log.level, log.propagate, threading.excepthook
     empty = tmp_path / "empty"
     empty.mkdir()
     monkeypatch.chdir(empty)
@@ -261,7 +262,7 @@ def nothing_is_made(
     yield
     assert made() == before
     assert list(empty.iterdir()) == []
-    log.handlers[:], log.level, log.propagate = kept
+    log.handlers[:], log.level, log.propagate, threading.excepthook = kept
 
 
 def refused(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
