@@ -165,7 +165,8 @@ def _check_purged(purged: Iterable[Purged], tasks: Mapping[str, _Task], figures:
             # Whole milliseconds on the topic's side, rounded down: equal is not before.
             appended = task.appended[place] if task is not None and place >= 0 else 0
             if not appended or appended > gone.at:
-                figures.count("purged before delivered", f"{gone.task} {n}, by {appended - gone.at:.0f} ms")
+                how = f"by {appended - gone.at:.0f} ms" if appended else "which never came"
+                figures.count("purged before delivered", f"{gone.task} {n}, {how}")
 
 
 def _check_confirmed(sightings: Sequence[Sighting], tasks: Mapping[str, _Task], figures: Figures) -> None:
