@@ -120,6 +120,8 @@ class Reader:
         """Everything that is to be read has been read."""
         self.received_lsn = 0
         self.reply_requested = False
+        self.caught_up = False
+        """The server has nothing more to send: it says so by a keepalive before it sleeps (WalSndWaitForWal)."""
         self.heard = False
         """Something came from the server."""
         self._left = 0
@@ -192,6 +194,7 @@ class Reader:
     def _begin(self, begin: Begin) -> None:
         transaction = self._ledger.begin(begin.final_lsn, begin.commit_time)
         self.xid = begin.xid
+        self.caught_up = False
         self._transaction = transaction
         self._ready = False
         self._timestamp = POSTGRES_EPOCH_SECONDS * 1000 + begin.commit_time // 1000
@@ -318,6 +321,7 @@ class Reader:
     def _take_keepalive(self, message: bytes) -> None:
         keepalive = decode_keepalive(message)
         self._ledger.keepalive(keepalive.wal_end)
+        self.caught_up = True
         self.received_lsn = max(self.received_lsn, keepalive.wal_end)
         self.reply_requested |= keepalive.reply_requested
         if self._endpos is not None and keepalive.wal_end >= self._endpos and not self._ledger.open:

@@ -369,6 +369,10 @@ class Session:
             timeout = min(timeout, self._drain_deadline - time.monotonic())
         if not len(self.producer):
             self.wakeup.wait(interests, timeout)
+        elif self.reader.caught_up:
+            # Nothing more is coming that a batch could wait for. While draining, lingering makes larger ones.
+            self.reader.caught_up = False
+            self.producer.send_now()
         elif held in (Held.QUEUE_FULL, Held.ONE_BY_ONE):
             self.producer.poll(min(max(timeout, 0.0), self._reports.next()))
         else:

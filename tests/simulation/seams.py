@@ -380,6 +380,12 @@ class Producer:
             record.report(error, DELIVERED)
         return served
 
+    def send_now(self) -> None:
+        for partition in range(PARTITIONS):
+            if self._world.likely(0.5):
+                self.transmit(partition)
+        self.poll(0.001)
+
     def topic_error(self, topic: str, timeout: float) -> str | None:
         return None
 
