@@ -50,7 +50,7 @@ simulate: .venv/dev.stamp
 
 failpoints: N := $(if $(filter file,$(origin N)),5,$(N))
 failpoints: .venv/dev.stamp
-	@FAILPOINT_ROUNDS=$(N) $(BIN)/pytest --pg $(PG) tests/failpoints $(ARGS)
+	@FAILPOINT_ROUNDS=$(N) $(BIN)/pytest --pg $(PG) -o faulthandler_timeout=0 tests/failpoints $(ARGS)
 
 mutants: .venv/dev.stamp
 	@$(BIN)/python -m tests.mutants $(ARGS)

@@ -171,10 +171,10 @@ MUTANTS = (
         SIMULATION,
     ),
     Mutant(
-        "confirm a dead letter before it is stored",
+        "confirm a dead letter that is not stored",
         "session.py",
-        "        def stored(_: object) -> None:\n            transaction.unacknowledged -= 1",
-        "        transaction.unacknowledged -= 1\n\n        def stored(_: object) -> None:",
+        'self.queries.ask(insert_sql(self.objects), letter.parameters(), stored, "storing a dead letter")',
+        "stored(None)",
         SIMULATION,
     ),
     Mutant(
@@ -199,10 +199,10 @@ MUTANTS = (
         SIMULATION,
     ),
     Mutant(
-        "produce a large row with others in flight",
+        "produce others behind a row that may be too large",
         "reader.py",
-        "if large and not self._alone(transaction):",
-        "if False:",
+        "        if large:\n            self._ready = False",
+        "        if False:\n            self._ready = False",
         SIMULATION,
     ),
     Mutant(

@@ -44,11 +44,11 @@ MUTANTS = (
         ("tests/integration/test_purge.py::test_without_a_relay_nothing_that_waits_is_purged",),
     ),
     Mutant(
-        "purge behind a slot that somebody else made",
+        "believe the slot for the whole of a purge's wait",
         "purge.py",
-        "        check_now(queries, objects)\n        # All",
-        "        # All",
-        (PURGE + "test_nothing_goes_when_the_slot_is_not_the_one_that_was_set_up",),
+        "                check_now(queries, objects)\n                deleted",
+        "                deleted",
+        ("tests/faults/test_slot_moved_under_a_purge.py",),
     ),
     Mutant(
         "delete what was to be archived",

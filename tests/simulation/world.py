@@ -27,6 +27,8 @@ SMALL, FITS, TOO_LARGE, TOO_LARGE_FOR_US = 150, 2000, 4000, 7000
 TOPIC_LIMIT, OWN_LIMIT = 3000, 6000
 DRAIN_SECONDS = 8.0
 """A drain that takes no longer is complete."""
+STEPS = 50_000
+"""Calls of seams between two waits, after which it turns round and round."""
 PATIENCE = 2000
 """Waits of the relay, once nothing goes wrong any more, after which it is stuck."""
 
@@ -66,7 +68,7 @@ class World:
         self._producers = 0
         self._held = 0
         self._looks: deque[tuple[int, list[Row]]] = deque()
-        self._waits = 0
+        self._waits = self._steps = 0
         self._stopped_at: float | None = None
         self._left = chance.randrange(10, 90)
         """Waits of the relay during which things go wrong."""
@@ -149,7 +151,7 @@ class World:
         delivered = self.newest_producer.delivered if self.newest_producer is not None else set()
         for transaction in self.postgres.transactions:
             ours = {row for row in transaction.rows if row in self.postgres.home}
-            if ours and ours <= delivered and self.postgres.confirmed <= transaction.final_lsn:
+            if ours & delivered and self.postgres.confirmed <= transaction.final_lsn:
                 raise Broken(f"after a clean stop {ours} will be repeated")
 
     def _bury(self) -> None:
@@ -181,6 +183,9 @@ class World:
     def act(self) -> None:
         """Between any two steps of the relay anything may happen."""
         self.alive()
+        self._steps += 1
+        if self._steps > STEPS:
+            raise Broken("it never waits")
         if not self.calm and self.likely(0.1):
             self.chance.choice(self._paces)[1]()
             self._go_wrong()
@@ -189,6 +194,7 @@ class World:
     def wait(self, timeout: float) -> None:
         """Everyone may do something, and time passes: not more than the relay wants to wait."""
         self.alive()
+        self._steps = 0
         self._left -= 1
         if self._left > 0:
             for pace, work in self._paces:
