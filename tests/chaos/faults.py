@@ -194,7 +194,7 @@ def _configure(site: Site, statement: str) -> None:
             return True
         return False
 
-    eventually(done, 30, statement)
+    eventually(done, 60, statement)
 
 
 # -- the network ----------------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from tests.chaos.witness import Witness
 from tests.chaos.writers import Writers
 from tests.waiting import eventually
 
-SETTLED_SECONDS = 120.0
+SETTLED_SECONDS = 240.0
 """Until every row is relayed and purged, once nothing strikes any more."""
-CLEAN_END_SECONDS = 20.0
+CLEAN_END_SECONDS = 30.0
 MOST_STALL_SECONDS = 30.0
 
 
@@ -75,7 +75,7 @@ def trial(site: Site, seed: int, ordeal: Callable[[Site], Sequence[Struck]], *, 
     witness = Witness(dsn, site.slot)
     with Writers(dsn, seed) as writers:
         struck = ordeal(site)
-    attempts = writers.join(60)
+    attempts = writers.join(120)
     left = _settle(site)
     wrong_ends = site.close_services(CLEAN_END_SECONDS)
     witness.close()
