@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping
@@ -119,9 +118,7 @@ def read_config(ctx: click.Context, param: click.Parameter, path: str | None) ->
     assert isinstance(whole, click.Group)
     every = {name for command in commands(whole).values() for name in named_options(command)}
     if unknown := sorted(repr(key) for key in given if key.replace("_", "-") not in every):
-        close = [
-            word for key in unknown for word in difflib.get_close_matches(key.strip("'").replace("_", "-"), every, n=1)
-        ]
+        close = [word for key in unknown for word in similar(key.strip("'").replace("_", "-"), every)[:1]]
         raise ConfigError(
             f"--config {path}: unknown key {', '.join(unknown)}",
             f"did you mean {', '.join(map(repr, close))}?"
@@ -343,9 +340,16 @@ def _is_text(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
+def similar(word: str, words: Collection[str]) -> list[str]:
+    """At most two, the most similar first."""
+    import difflib
+
+    return difflib.get_close_matches(word, words, n=2)
+
+
 def meant(word: str, words: Collection[str]) -> str:
     """`. Did you mean …?`, or what there is."""
-    close = difflib.get_close_matches(word, words, n=2)
+    close = similar(word, words)
     if close:
         return f". Did you mean {' or '.join(map(repr, close))}?"
     return f"; there are {', '.join(words)}"
