@@ -178,10 +178,22 @@ def _ends(consumer: Consumer, partitions: Sequence[TopicPartition]) -> dict[int,
     """Partition → high watermark, of those that have something to read."""
     ends = {}
     for partition in partitions:
-        low, high = consumer.get_watermark_offsets(partition, timeout=10)
+        found = eventually(lambda: _watermarks(consumer, partition), 20, "the partition has a leader")  # noqa: B023
+        assert found
+        low, high = found
         if high > low:
             ends[partition.partition] = high
     return ends
+
+
+def _watermarks(consumer: Consumer, partition: TopicPartition) -> tuple[int, int] | None:
+    """None while a broker that was frozen has not got its partitions back."""
+    try:
+        return consumer.get_watermark_offsets(partition, timeout=10)
+    except KafkaException as error:
+        if error.args[0].code() not in (KafkaError._UNKNOWN_PARTITION, KafkaError.LEADER_NOT_AVAILABLE):
+            raise
+        return None
 
 
 def _record(message: Message) -> Record:
