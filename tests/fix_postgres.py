@@ -1,5 +1,6 @@
 """PostgreSQL: one server for the session, one fresh database a test; private servers on request."""
 
+import contextlib
 import secrets
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -123,6 +124,15 @@ def pytest_report_header(config: pytest.Config) -> str:
 def postgres_major(request: pytest.FixtureRequest) -> int:
     major: int = request.config.getoption("--pg")
     return major
+
+
+def major_with_tls(preferred: int) -> int:
+    """Some wheels were built without; skips where no other is there."""
+    for major in (preferred, 17, 15):
+        with contextlib.suppress(PreconditionError):
+            if b"SSL_CTX_new" in (postgres_bindir(major) / "postgres").read_bytes():
+                return major
+    pytest.skip("no PostgreSQL with TLS on this machine")
 
 
 @pytest.fixture(scope="session")

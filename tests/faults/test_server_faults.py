@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from cdc_outbox.embedded import PostgresServer, postgres_bindir
-from cdc_outbox.errors import PreconditionError
+from cdc_outbox.embedded import PostgresServer
 from cdc_outbox.lsn import WAL_SEGMENT_BYTES
 from tests.fix_command import Running, scrape
-from tests.fix_postgres import Database, StartPostgres
+from tests.fix_postgres import Database, StartPostgres, major_with_tls
 from tests.fix_proxy import StartProxy
 from tests.relay_rig import Load, RelayRig, commit_lsn, metrics_url, readiness, rows_of, standard_check
 from tests.slot_rig import NewRig, SlotRig
@@ -156,15 +155,7 @@ def tls_server(postgres_major: int, postgres_server: StartPostgres) -> PostgresS
     """With a self-signed certificate; of a major that knows TLS (some wheels do not)."""
     if not shutil.which("openssl"):
         pytest.skip("`openssl` is not installed")
-    for major in (postgres_major, 17, 15):
-        try:
-            if b"SSL_CTX_new" in (postgres_bindir(major) / "postgres").read_bytes():
-                break
-        except PreconditionError:
-            continue
-    else:
-        pytest.skip("no PostgreSQL with TLS on this machine")
-    server = postgres_server(major=major)
+    server = postgres_server(major=major_with_tls(postgres_major))
     server.stop()
     for path in self_signed(server.data_directory, "localhost"):
         path.chmod(0o600)
