@@ -69,7 +69,7 @@ MUTANTS = (
         "requeue.sql",
         "overriding system value",
         "overriding user value",
-        ("tests/integration/test_requeue.py",),
+        ("tests/integration/test_requeued_rows.py",),
     ),
     Mutant(
         "requeue nothing",
@@ -88,15 +88,15 @@ MUTANTS = (
     Mutant(
         "leave a slot behind when interrupted",
         "setup.py",
-        "                    self._drop_orphan()  # it may",
-        "                    pass  # it may",
+        "                if not fate.keep and not self.dry_run:",
+        "                if False:",
         (INIT_SLOT + "test_an_interrupt_leaves_no_slot_behind",),
     ),
     Mutant(
-        "leave rows inside TLS",
-        "query.py",
-        "TLS_READS = 4",
-        "TLS_READS = 1",
+        "read TLS as if it were plain",
+        "replication.py",
+        "self._tls = bool(self._pgconn.ssl_in_use)",
+        "self._tls = False",
         ("tests/faults/test_server_faults.py::test_over_tls_no_row_waits_for_the_next_one_whatever_its_size",),
     ),
     Mutant(
