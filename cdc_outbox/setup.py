@@ -48,6 +48,7 @@ from cdc_outbox.statements import Fragment, identifier, literal, statements
 from cdc_outbox.wakeup import Wakeup
 
 LONGEST_TABLE_NAME_BYTES = 63 - len("_dead_letter")
+COUNTING = ("bigint", "integer", "smallint")
 TELL_SECONDS = 2.0
 LEAVING_SECONDS = 5.0
 LONG_SECONDS = 24 * 3600.0
@@ -371,6 +372,7 @@ class Setup:
             **objects.names(),
             "columns": writable or ["id", "task", "args", "key", "headers", "created_at"],
             "where": Fragment(f"where {self._filter}" if self._where else ""),
+            "order": self._order(objects),
         }
         self._execute("begin", doing="requeueing")
         if self.dry_run:
@@ -383,6 +385,12 @@ class Setup:
         self.report.position = (stored[0][0] or "") if stored else ""
         self._did("checkpoint", f"stored at {self.report.position}")
         self._did("rows", f"{self.report.requeued} that were in the table go through the slot again")
+
+    def _order(self, objects: Objects) -> Fragment:
+        """By id, if it counts up; else as they stand."""
+        name = self.settings.record_format().column("id")
+        counts = any(column.name == name and column.type in COUNTING for column in columns(self._queries, objects))
+        return Fragment(f"order by {identifier(name)}" if counts or not objects.oid else "")
 
     @contextlib.contextmanager
     def _shown(self, objects: Objects) -> Iterator[None]:

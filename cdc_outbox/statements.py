@@ -49,15 +49,15 @@ def fill(text: str, names: Mapping[str, str | Sequence[str]]) -> str:
 
 
 def statements(file: str, names: Mapping[str, str | Sequence[str]]) -> list[str]:
-    """The statements of `sql/FILE`, filled in, without comments; `where` is empty unless it is given. A statement ends
-    with `;` at the end of a line."""
+    """The statements of `sql/FILE`, filled in, without comments; `where` and `order` are empty unless given. A
+    statement ends with `;` at the end of a line."""
     folder = Path(__file__).parent / "sql"
     if not folder.is_dir():
         folder = folder.parent.parent / "sql"  # a checkout: one source, which the wheel packs
     lines = (folder / file).read_text(encoding="utf-8").splitlines()
     text = "\n".join(line for line in lines if not line.lstrip().startswith("--"))
     return [
-        fill(statement.strip().removesuffix(";"), {"where": Fragment(), **names})
+        fill(statement.strip().removesuffix(";"), {"where": Fragment(), "order": Fragment(), **names})
         for statement in re.split(r"(?<=;)\n", text + "\n")
         if statement.strip()
     ]
