@@ -21,11 +21,13 @@ from tests.mutants.mutant import TREE, Mutant
 AT_ONCE = 2
 LIMIT_SECONDS = 300
 """After which a mutant's tests count as failed: it hangs."""
+ALL_SECONDS = 1800
+"""The same for all tests, without a mutant."""
 COPIED = ("cdc_outbox", "sql", "tests", "examples", "pyproject.toml", "README.md")
 TESTS_FAILED = 1
 
 
-def run_tests(tree: Path, tests: Iterable[str]) -> tuple[str, str]:
+def run_tests(tree: Path, tests: Iterable[str], seconds: float = LIMIT_SECONDS) -> tuple[str, str]:
     """("passed", "failed", "hung" or "broken": no test could say anything; the end of what pytest printed)."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
     env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -39,7 +41,7 @@ def run_tests(tree: Path, tests: Iterable[str]) -> tuple[str, str]:
         start_new_session=True,
     ) as process:
         try:
-            output, _ = process.communicate(timeout=LIMIT_SECONDS)
+            output, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
@@ -77,7 +79,7 @@ def main(words: list[str]) -> int:
     chosen = [mutant for mutant in MUTANTS if all(word in mutant.name for word in words)]
     tests = dict.fromkeys(name for mutant in chosen for name in mutant.tests)
     with tempfile.TemporaryDirectory(prefix="mutant_none_") as folder:
-        verdict, output = run_tests(copy_tree(Path(folder)), tests)
+        verdict, output = run_tests(copy_tree(Path(folder)), tests, ALL_SECONDS)
     if verdict != "passed":
         print(output)
         print("the tests fail on what ships: nothing can be said of mutants")
