@@ -11,6 +11,9 @@ from cdc_outbox.errors import ConfigError
 from cdc_outbox.event import CLOUDEVENTS_HEADERS, OWN_HEADERS, ROLES, RecordFormat, legal_topic, topic_columns
 from cdc_outbox.lsn import parse_lsn
 
+_IDENTIFIER = r'(?:[^\W\d][\w$]*|"(?:[^"]|"")+")'
+TABLE_NAME = re.compile(rf"{_IDENTIFIER}(?:\.{_IDENTIFIER})?")
+"""As in SQL; found again by `to_regclass` and `parse_ident`."""
 SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 LONGEST_IDENTIFIER_BYTES = 63
 LONGEST_SECONDS = 36_500 * 86_400.0
@@ -118,6 +121,8 @@ def _database_problems(settings: Settings) -> list[str]:
     for option, name in (("--publication", settings.publication), ("--table", settings.table)):
         if not name or "\0" in name:
             problems.append(f"{option}: a name is missing")
+    if settings.table and not TABLE_NAME.fullmatch(settings.table):
+        problems.append(f"--table {settings.table!r}: write NAME or SCHEMA.NAME, what is not plain in double quotes")
     if len(settings.publication.encode()) > LONGEST_IDENTIFIER_BYTES:
         problems.append(f"--publication: longer than {LONGEST_IDENTIFIER_BYTES} bytes")
     unknown = [role for role in settings.columns if role not in ROLES]

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from cdc_outbox import config
+from cdc_outbox.clients import table_name
 from cdc_outbox.errors import ConfigError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -55,15 +56,16 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
             self.fail(f"{value!r} is neither a duration such as 2h nor a time in ISO 8601", param, ctx)
 
 
-class Name(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
-    """Anything but nothing."""
+class InboxTable(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """A name that `Inbox` takes, which knows no client library's way of quoting."""
 
-    name = "name"
+    name = "table"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not str(value).strip():
-            self.fail("a name is missing", param, ctx)
-        return str(value)
+        try:
+            return table_name(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Role(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
@@ -321,7 +323,9 @@ deleting = grouped(
     ),
 )
 
-inbox_table = option("--inbox", type=Name(), default="inbox", help="The worker's table, with its schema if need be.")
+inbox_table = option(
+    "--inbox", type=InboxTable(), default="inbox", help="The worker's table, with its schema if need be."
+)
 
 choosing = grouped(
     option("--id", "ids", multiple=True, help="The row with this id; repeatable."),

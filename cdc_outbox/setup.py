@@ -95,6 +95,8 @@ where l.locktype = 'relation' and l.database = (select oid from pg_database wher
   and l.relation in (select $1::oid::regclass union select relid from pg_partition_tree($1::oid::regclass))
   and l.mode = 'RowExclusiveLock' and l.granted and l.pid is distinct from pg_backend_pid()"""
 
+_HELD = "select has_table_privilege($1::name, $2::text, $3::text)"
+
 # A lock of this session, by two keys: ours, and the slot's name. Slots are the cluster's, such locks the database's; a
 # slot is one database's too.
 _ALONE = "select pg_try_advisory_lock(hashtext('cdc-outbox init-slot'), hashtext($1))"
@@ -416,7 +418,10 @@ class Setup:
             self.wakeup.wait((), backoff.next())
 
     def _grant(self, objects: Objects) -> None:
-        for file, role in (("role_app.sql", self.app_role), ("role_relay.sql", self.relay_role)):
+        for file, role, most in (
+            ("role_app.sql", self.app_role, "INSERT"),
+            ("role_relay.sql", self.relay_role, "DELETE"),
+        ):
             if role is None:
                 continue
             writable = _column(self._call(_COLUMNS, [objects.oid], doing="reading the table's columns"))
@@ -428,6 +433,14 @@ class Setup:
             }
             for statement in statements(file, names):
                 self._execute(statement, doing=f"granting to {role}")
+            # Postgres only warns if nothing could be granted.
+            if not self.dry_run:
+                held = self._call(_HELD, [role, objects.outbox, most], doing=f"granting to {role}")
+                if held[0][0] != "t":
+                    raise PreconditionError(
+                        f"granting to {role}: {objects.outbox} is not this role's to grant",
+                        "run init-slot as the table's owner",
+                    )
             self._did("privileges", f"granted to {role}")
 
     def _drop_orphan(self) -> None:

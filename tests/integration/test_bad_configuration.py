@@ -90,7 +90,11 @@ CASES = {
     "a scratch topic with a column": on_the_command_line(["verify", "--scratch-topic", "{task}"], "--scratch-topic"),
     "no application's role": on_the_command_line(["init-slot", "--app-role", ""], "--app-role", "role's name"),
     "a relay's role too long": on_the_command_line(["init-slot", "--relay-role", "r" * 64], "--relay-role", "63"),
-    "no inbox": on_the_command_line(["init-inbox", "--inbox", " "], "--inbox", "missing"),
+    "no inbox": on_the_command_line(["init-inbox", "--inbox", " "], "--inbox", "SCHEMA.NAME"),
+    "an inbox that Inbox cannot name": on_the_command_line(
+        ["inbox-trim", "--age", "1d", "--inbox", '"a""b"'], "--inbox", "SCHEMA.NAME"
+    ),
+    "a table and more": on_the_command_line(["purge", "--table", "a; drop table b"], "--table 'a; drop", "NAME"),
     "not UTF-8": on_the_command_line(["purge", "--table", "caf\udce9"], "--table", "UTF-8"),
     "a header's name that is not UTF-8": on_the_command_line(stream("--header", "\udce9=key"), "--header", "UTF-8"),
     # -- numbers and durations

@@ -77,7 +77,7 @@ def test_a_missing_table_and_what_is_no_table(fresh: SlotRig, name: str) -> None
     fresh.refused(name, 3, "outbox is not a table", "--table")
     assert fresh.state() == before
     fresh.table = "one.two.three.four"
-    fresh.refused(name, 3, "one.two.three.four")
+    fresh.refused(name, 2, "one.two.three.four", "SCHEMA.NAME")
 
 
 def logical(plugin: str, more: str = "") -> str:

@@ -26,6 +26,11 @@ DATABASE_PROBLEMS: list[tuple[dict[str, object], str]] = [
     ({"columns": {"payload": "p"}}, "--column payload: no such role; there are id, task, args, key, headers"),
     ({"columns": {"args": ""}}, "--column args: a name is missing"),
 ]
+NO_TABLES = ("a b", "1", "a.b.c", "a;", 'a"', '"a', '""', "a.", "a--", "(a)", " ", "a\n")
+DATABASE_PROBLEMS += [
+    ({"table": name}, f"--table {name!r}: write NAME or SCHEMA.NAME, what is not plain in double quotes")
+    for name in NO_TABLES
+]
 STREAM_PROBLEMS: list[tuple[dict[str, object], str]] = [
     ({"bootstrap_servers": " "}, "--bootstrap-servers: no Kafka broker given (HOST:PORT[,HOST:PORT…])"),
     ({"bootstrap_servers": "a:9092,b:x"}, "--bootstrap-servers 'b:x': write HOST:PORT"),
@@ -126,6 +131,7 @@ def test_all_problems_are_told_at_once() -> None:
         {"slot": "a" * 63},
         {"publication": 'Größe "q"'},
         {"table": 'app."Out Box"'},
+        {"table": '"a""b; --".größe$1'},
         {"bootstrap_servers": "kafka, b:9092 ,[::1]:9092,[::1]"},
         {"bootstrap_servers": "SSL://kafka-1.example:9093,sasl_ssl://b,gro\u00dfe:1,[fe80::1%eth0]:9092"},
         {"headers": {"ce_type": "kind", "type": "kind"}},
