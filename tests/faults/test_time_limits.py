@@ -82,7 +82,8 @@ def test_streaming_resumes_when_the_broker_is_back_from_a_crash_a_restart_or_a_f
     def resumes(back: Callable[[], object]) -> float:
         nonlocal rows
         rows += private.stage(count=100)
-        eventually(lambda: metric(relay, "cdc_outbox_in_flight_rows") == 100, 20, "rows wait for it")
+        # One more if the broker was gone before the last acknowledgement was.
+        eventually(lambda: metric(relay, "cdc_outbox_in_flight_rows") >= 100, 20, "rows wait for it")
         back()
         since = time.monotonic()
         rows += private.stage(count=1)
@@ -197,7 +198,7 @@ def test_a_stop_ends_within_the_shutdown_timeout_whoever_is_frozen(
     rig.wait_for(rows)
     to_kafka.stall()
     rows += rig.stage(count=50)
-    eventually(lambda: metric(relay, "cdc_outbox_in_flight_rows") == 50, 20, "rows are in flight")
+    eventually(lambda: metric(relay, "cdc_outbox_in_flight_rows") >= 50, 20, "rows are in flight")
     if "Postgres" in frozen:
         to_postgres.stall()
     if "Kafka" not in frozen:
