@@ -121,6 +121,18 @@ def test_until_caught_up_shows_it_too_and_log_lines_stay_whole(ready: SlotRig, p
     assert "stopped; 4000 rows relayed" in lines[-1]
 
 
+def test_a_log_line_that_comes_meanwhile_stands_for_itself(ready: SlotRig, proxy: StartProxy) -> None:
+    with terminal("stream", *slow_stream(ready, proxy), "--until-caught-up") as shown:
+        shown.wait_for(" left")
+        ready.database.execute(
+            "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s", (ready.slot,)
+        )
+        assert shown.process.wait(120) == 0
+    lines = [line for line in left_behind(shown.text).splitlines() if line]
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\S+ (info|warning): ", line) for line in lines), lines
+    assert any("starting over from the slot" in line for line in lines)
+
+
 def test_a_terminal_that_cannot_take_a_line_back_gets_none(ready: SlotRig, proxy: StartProxy) -> None:
     with terminal("stream", *slow_stream(ready, proxy), "--until-caught-up", TERM="dumb") as shown:
         assert shown.process.wait(120) == 0
