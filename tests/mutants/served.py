@@ -93,11 +93,11 @@ MUTANTS = (
         (INIT_SLOT + "test_an_interrupt_leaves_no_slot_behind",),
     ),
     Mutant(
-        "read TLS as if it were plain",
-        "replication.py",
-        "self._tls = bool(self._pgconn.ssl_in_use)",
-        "self._tls = False",
-        ("tests/faults/test_server_faults.py::test_over_tls_no_row_waits_for_the_next_one_whatever_its_size",),
+        "leave the rest of an answer inside TLS",
+        "query.py",
+        "TLS_READS = 4",
+        "TLS_READS = 1",
+        ("tests/unit/test_take_input.py",),
     ),
     Mutant(
         "stage a job that no rollback takes back",
