@@ -22,7 +22,7 @@ from benchmarks.drain import drain
 from benchmarks.growth import growth
 from benchmarks.idle import idle
 from benchmarks.latency import latency
-from benchmarks.report import Report, table
+from benchmarks.report import Report, bars, table
 from benchmarks.rig import Rig, rig
 from benchmarks.scale import scale
 from benchmarks.usage import RunFailed
@@ -31,6 +31,7 @@ from cdc_outbox.errors import PreconditionError
 from tests.kafka_server import KafkaUnavailable
 
 RESULTS = Path(__file__).with_name("results")
+RECORD = Path(__file__).with_name("recorded.json")
 PARTS = ("drain", "latency", "big", "idle", "growth", "scale")
 USUAL = PARTS[:4]
 RATES = (200, 1000)
@@ -51,7 +52,12 @@ def main() -> int:
     path = options.json or RESULTS / time.strftime("%Y%m%d-%H%M%S.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report.as_dict(), indent=1) + "\n")
-    print(table(report))
+    recorded = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    print(table(report, recorded))
+    if options.record and not report.void:
+        RECORD.write_text(
+            json.dumps(recorded | {bar.name: round(bar.value, 3) for bar in bars(report)}, indent=1) + "\n"
+        )
     return 1 if report.void else 0
 
 
@@ -64,6 +70,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--broker", choices=("kafka", "tansu"), default="kafka")
     parser.add_argument("--json", type=Path, help="where to write; benchmarks/results/ by default")
+    parser.add_argument("--record", action="store_true", help=f"keep it in {RECORD.name}, to be compared with")
     return parser.parse_args()
 
 

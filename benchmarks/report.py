@@ -95,6 +95,13 @@ class Bar:
             return self.value >= self.limit
         return self.value < self.limit if self.below else self.value <= self.limit
 
+    def against(self, recorded: dict[str, float]) -> str:
+        """With the difference from the last recorded run."""
+        before = recorded.get(self.name)
+        if not before or not self.measured:
+            return str(self)
+        return f"{self}, recorded {before:.3g} ({self.value / before - 1:+.0%})"
+
     def __str__(self) -> str:
         sign = ">=" if self.at_least else "<" if self.below else "<="
         verdict = "pass" if self.passed else f"short by {abs(self.value - self.limit):.3g}"
@@ -134,7 +141,8 @@ def bars(report: Report) -> Iterator[Bar]:
         yield Bar("start to first row, s", scale.first_row_seconds, FIRST_ROW_BAR)
 
 
-def table(report: Report) -> str:
+def table(report: Report, recorded: dict[str, float]) -> str:
+    """`recorded`: the values of an earlier run, by the name of their bar."""
     lines = [", ".join(f"{name} {value}" for name, value in report.parts.items())]
     drains = dict(report.drains)
     if report.scale is not None:
@@ -156,7 +164,7 @@ def table(report: Report) -> str:
     if (found_idle := report.idle) is not None:
         lines += ["", f"idle for {found_idle.seconds:.0f} s: {found_idle.transactions} transactions"]
         lines[-1] += f", {found_idle.cpu_seconds:.2f} CPU s"
-    lines += ["", *map(str, bars(report))]
+    lines += ["", *(bar.against(recorded) for bar in bars(report))]
     lines += [f"void: {reason}" for reason in report.void]
     return "\n".join(lines)
 
