@@ -1,6 +1,7 @@
 """The installed `cdc-outbox` command, run as a user would: a process, its output, its exit code."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,24 @@ from tests.waiting import eventually
 EXECUTABLE = Path(sys.executable).with_name("cdc-outbox")
 # What the tester's shell may hold and what would quietly configure the command.
 OURS = ("CDC_OUTBOX_", "PG", "KAFKA_", "DATABASE_URL")
+
+
+_CURL = """#!{python}
+import sys, urllib.request
+url = sys.argv[-1] if "://" in sys.argv[-1] else "http://" + sys.argv[-1]
+sys.stdout.write(urllib.request.urlopen(url, timeout=10).read().decode())
+"""
+
+
+def path_with_curl(folder: Path) -> str:
+    """PATH, with a program in `folder` that does for `curl -s URL` where a machine has none: a fresh Debian has not."""
+    path = os.environ.get("PATH", os.defpath)
+    if shutil.which("curl"):
+        return path
+    curl = folder / "curl"
+    curl.write_text(_CURL.format(python=sys.executable))
+    curl.chmod(0o755)
+    return f"{path}:{folder}"
 
 
 class Running:

@@ -30,7 +30,7 @@ from tests.kafka_server import KafkaServer, KafkaUnavailable, jars, silent
 from tests.secure_kafka import SecureKafka
 from tests.waiting import eventually
 
-TANSU_QUIET_SECONDS = 1.0
+TANSU_QUIET_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)

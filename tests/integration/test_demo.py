@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fix_command import OURS, Command
+from tests.fix_command import OURS, Command, path_with_curl
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -45,14 +45,16 @@ def test_the_demo_loses_nothing_and_leaves_nothing_behind(command: Command, envi
     nothing_is_left(directory_of(done.stdout))
 
 
-def test_a_demo_that_was_kept_is_stopped_by_the_line_it_prints(command: Command, environment: dict[str, str]) -> None:
+def test_a_demo_that_was_kept_is_stopped_by_the_line_it_prints(
+    command: Command, environment: dict[str, str], tmp_path: Path
+) -> None:
     done = command.run("demo", "--keep", env=environment, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     directory = directory_of(done.stdout)
     stop = done.stdout.splitlines()[-1]
     try:
         assert len(processes_in(directory)) > 3
-        figures = shell(re.search(r"^curl .*$", done.stdout, re.MULTILINE))
+        figures = shell(re.search(r"^curl .*$", done.stdout, re.MULTILINE), path_with_curl(tmp_path))
         assert "cdc_outbox_purged_rows_total" in figures
         assert "INSERT 0 1" in shell(re.search(r"^\S*psql .*\n.*$", done.stdout, re.MULTILINE))
         commands = shell(re.search(r"^export [\s\S]*--dry-run$", done.stdout, re.MULTILINE))
@@ -118,7 +120,7 @@ def nothing_is_left(directory: str) -> None:
     assert not Path(directory).exists()
 
 
-def shell(line: re.Match[str] | None) -> str:
+def shell(line: re.Match[str] | None, path: str = os.environ.get("PATH", os.defpath)) -> str:
     assert line
-    env = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(OURS)} | {"PATH": path}
     return subprocess.run(["sh", "-c", line[0]], env=env, check=True, capture_output=True, text=True, timeout=30).stdout

@@ -17,7 +17,7 @@ import pytest
 
 from cdc_outbox.embedded import PostgresServer, free_port, postgres_bindir
 from cdc_outbox.errors import PreconditionError
-from tests.fix_command import OURS, Command, scrape
+from tests.fix_command import OURS, Command, path_with_curl, scrape
 from tests.fix_kafka import Broker
 from tests.fix_postgres import Database, StartPostgres
 from tests.readme_blocks import Block, Readme
@@ -52,6 +52,10 @@ def test_ci_tests_the_lowest_versions_too() -> None:
     assert "\nmake test-lowest " in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
+OF_MAKE = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "JOBS", "PG", "ARGS", "PYTHON"}
+"""What the `make` that runs these tests hands on."""
+
+
 def test_no_command_is_left_out() -> None:
     here = {*RELAY.lines, *APPLICATION.lines, *OPERATING.lines}
     assert README.commands == here | ELSEWHERE.keys() | RECIPES.keys()
@@ -65,7 +69,7 @@ def test_make_runs_what_the_tests_run(line: str) -> None:
     shown = subprocess.run(
         ["sh", "-c", line.replace("make ", "make -n ", 1)],
         cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
+        env={name: value for name, value in os.environ.items() if name not in OF_MAKE},
         capture_output=True,
         text=True,
         check=True,
@@ -213,7 +217,7 @@ def terminal(
         "127.0.0.1:9187": metrics,
     }
     kept = {name: value for name, value in os.environ.items() if not name.startswith((*OURS, "PYTHON"))}
-    path = f"{virtual_environment / 'bin'}:{_psql(postgres_major)}:{os.defpath}:/usr/local/bin"
+    path = f"{virtual_environment / 'bin'}:{_psql(postgres_major)}:{path_with_curl(tmp_path)}"
     environment = {
         **kept,
         "PATH": path,
