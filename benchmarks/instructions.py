@@ -8,6 +8,7 @@ never changes, counted beside it. `--record` keeps it.
 import argparse
 import json
 import os
+import platform
 import re
 import struct
 import subprocess
@@ -46,7 +47,8 @@ def available() -> bool:
 
 
 def this_python() -> str:
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
+    """To the last figure: Debian's 3.11.2 takes 12 % more, measured against the yardstick, than a 3.11.7 built here."""
+    return platform.python_version()
 
 
 def recorded() -> Counted:
