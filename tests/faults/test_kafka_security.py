@@ -135,6 +135,8 @@ def test_what_is_wrong_is_one_line_at_the_first_contact(
     assert [line for line in done.stderr.splitlines() if "metrics on port" not in line] == done.stderr.splitlines()[-1:]
     assert not any(map(shows_a_secret, both(done)))
     assert ready.state() == before
+    if what not in ("the CA", "the password for SCRAM"):
+        return
     examined = ready.run("doctor", *given, "--topic", ready.topic)
     assert examined.returncode == 3
     (line,) = [line for line in examined.stdout.splitlines() if line.startswith("fail ")]

@@ -80,8 +80,10 @@ def boom(*args, **kwargs):
 """
 
 
-@pytest.mark.parametrize("log_format", ["text", "json"])
-@pytest.mark.parametrize("where", CRASHES)
+@pytest.mark.parametrize(
+    ("where", "log_format"),
+    [*((where, "text") for where in CRASHES), ("the loop", "json"), ("a reading of the slot", "json")],
+)
 def test_an_exception_that_quotes_the_passwords_shows_none_of_them(
     ready: SlotRig, tmp_path: Path, where: str, log_format: str
 ) -> None:
