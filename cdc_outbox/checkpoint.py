@@ -146,5 +146,4 @@ def check_now(queries: Queries, objects: Objects) -> None:
     """The guard, waiting for its answer. Not inside an older snapshot: it would compare yesterday's checkpoint."""
     passed: list[bool] = []
     ask_check(queries, objects, lambda: passed.append(True))
-    while not passed:
-        queries.wait()
+    queries.wait_until(lambda: bool(passed), "comparing the slot with its checkpoint")

@@ -189,11 +189,15 @@ class Queries:
         """Ask and wait for the answer, as at a start. Raises Stopped, ConnectionLost and what the SQLSTATE says."""
         answers: list[list[Row]] = []
         self.ask(query, parameters, answers.append, doing, seconds)
-        while not (answers and self.idle):
+        self.wait_until(lambda: bool(answers) and self.idle, doing)
+        return answers[0]
+
+    def wait_until(self, answered: Callable[[], bool], doing: str) -> None:
+        """Raises Stopped, and as `service` does."""
+        while not answered():
             if self._wakeup.stop_requested:
                 raise Stopped(f"stopped while {doing}")
             self.wait()
-        return answers[0]
 
     def cancel(self) -> None:
         """Ask the server to give up what it is doing for us. Never raises."""

@@ -99,6 +99,10 @@ class Queries:
             self.wait()
         return answers[0]
 
+    def wait_until(self, answered: Callable[[], bool], doing: str) -> None:
+        while not answered():
+            self.wait()
+
     def wait(self, seconds: float = ANSWER_SECONDS) -> None:
         """As at a start, which is many questions and soon over, or there would be time for nothing else."""
         if self._world.likely(0.9):
