@@ -30,7 +30,7 @@ why: .venv/demo.stamp
 	@$(BIN)/python -m examples.why
 
 test: lint
-	@$(BIN)/pytest --pg $(PG) -n $(JOBS) $(ARGS)
+	@$(BIN)/pytest --pg $(PG) -n $(JOBS) --dist worksteal $(ARGS)
 
 LOWEST := tests/unit tests/integration/test_gate.py tests/integration/test_record.py \
     tests/integration/test_init_slot.py tests/faults/test_kill.py

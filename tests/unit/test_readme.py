@@ -43,7 +43,11 @@ def test_its_first_two_commands_exist() -> None:
 def test_its_links_lead_somewhere() -> None:
     inside = [link for link in ENGLISH.links if not link.startswith("https://")]
     assert len(inside) > 10
-    assert [link for link in inside if not (ROOT / link).exists()] == []
+    for link in inside:
+        file, _, part = link.partition("#")
+        assert (ROOT / file).exists(), link
+        headings = re.findall(r"^#+ (.+)$", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE) if part else []
+        assert not part or part in [heading.lower().replace(" ", "-") for heading in headings], link
 
 
 def test_the_translation_has_the_same_parts_in_the_same_order() -> None:
