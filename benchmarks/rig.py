@@ -100,6 +100,6 @@ def _warm_up(bootstrap: str, topic: str) -> None:
     producer = Producer({**DEFAULTS, "bootstrap.servers": bootstrap}, logger=silent)
     for number in range(WARM_UP_RECORDS):
         producer.produce(topic, b"%0200d" % number, headers=[("id", b"%d" % number)])
-        if len(producer) > 50_000:
+        if len(producer) > 20_000:
             producer.poll(0.05)
     producer.flush(60)
