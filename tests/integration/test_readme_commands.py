@@ -41,8 +41,8 @@ RECIPES = {
     "make why": ".venv/bin/python -m examples.why",
     "make bench": ".venv/bin/python -m benchmarks",
     "make test-lowest": ".venv/lowest/bin/pytest --pg 18 -n 3 tests/unit",
-    "make test": ".venv/bin/pytest --pg 18 -n 3",
-    'make test PG=15 ARGS="-k purge"': ".venv/bin/pytest --pg 15 -n 3 -k purge",
+    "make test": ".venv/bin/pytest --pg 18 -n 3 --dist worksteal",
+    'make test PG=15 ARGS="-k purge"': ".venv/bin/pytest --pg 15 -n 3 --dist worksteal -k purge",
     "make lint": ".venv/bin/mypy",
 }
 """What `make` runs last."""
