@@ -190,6 +190,11 @@ def option(*names: str, envvar: str | list[str] | None = None, **more: Any) -> C
     return click.option(*names, envvar=envvar or variable, show_envvar=True, **more)
 
 
+def pair_option(*names: str, **more: Any) -> Callable[[Command], Command]:
+    """NAME=VALUE, repeatable, which becomes a dict."""
+    return option(*names, type=Pair(), multiple=True, callback=pairs, **more)
+
+
 def examples(*lines: str) -> str:
     """What stands below a command's help; each line is one that a shell takes."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
@@ -253,12 +258,9 @@ common = grouped(
     ),
 )
 
-column_map = option(
+column_map = pair_option(
     "--column",
     "columns",
-    type=Pair(),
-    multiple=True,
-    callback=pairs,
     metavar="ROLE=NAME",
     help="A column of another name for a role (id, task, args, key, headers); repeatable.",
 )
@@ -271,13 +273,10 @@ brokers = option(
     help="Kafka brokers to begin with, HOST:PORT[,HOST:PORT…].",
 )
 
-librdkafka = option(
+librdkafka = pair_option(
     "--property",
     "-X",
     "properties",
-    type=Pair(),
-    multiple=True,
-    callback=pairs,
     metavar="NAME=VALUE",
     show_default=False,
     help="Any property of librdkafka that breaks no promise; repeatable.",
@@ -300,12 +299,9 @@ producing = grouped(
         help="The record's headers.",
     ),
     option("--source", default="/cdc-outbox", help="ce_source of CloudEvents."),
-    option(
+    pair_option(
         "--header",
         "headers",
-        type=Pair(),
-        multiple=True,
-        callback=pairs,
         metavar="NAME=COLUMN",
         help="A column that becomes a header too; repeatable.",
     ),

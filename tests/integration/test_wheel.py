@@ -35,21 +35,21 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> str:
     return done.stdout
 
 
+def build(target: str, folder: Path) -> Path:
+    """Built with what is installed: no network."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", folder, cwd=ROOT)
+    (found,) = folder.glob("*.whl" if target == "wheel" else "*.tar.gz")
+    return found
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built with what is installed: no network."""
-    folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
-    (found,) = folder.glob("*.whl")
-    return found
+    return build("wheel", tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sdist")
-    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, cwd=ROOT)
-    (found,) = folder.glob("*.tar.gz")
-    return found
+    return build("sdist", tmp_path_factory.mktemp("sdist"))
 
 
 @pytest.fixture(scope="module")
