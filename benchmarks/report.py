@@ -22,6 +22,7 @@ DRAIN_FIGURES = (
     "rss_growth_bytes",
     "void",
 )
+FLOOR_FIGURES = ("floor_ratio", "floor_cpu_seconds_per_million")
 RATIO_BARS = {"kafka": {100: 0.55, 1: 0.75}, "tansu": {100: 0.65, 1: 0.75}}
 """By broker and rows a transaction."""
 CPU_BAR = 4.0
@@ -72,9 +73,13 @@ class Report:
 
 def _as_dict(drains: dict[str, Drain]) -> dict[str, Any]:
     return {
-        name: {**asdict(drain), **{figure: getattr(drain, figure) for figure in DRAIN_FIGURES}}
+        name: {**asdict(drain), **{figure: getattr(drain, figure) for figure in _figures(drain)}}
         for name, drain in drains.items()
     }
+
+
+def _figures(drain: Drain) -> tuple[str, ...]:
+    return DRAIN_FIGURES + (FLOOR_FIGURES if drain.floor else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,8 @@ def table(report: Report, recorded: dict[str, float]) -> str:
     if drains:
         lines += ["", f"{'drain (medians)':<34}{'relay':>10}{'recvlogical':>13}{'ratio':>8}{'whole':>8}"]
         lines[-1] += f"{'CPU s/M':>9}{'peak MB':>9}{'growth':>8}"
-    lines += [_drain_line(name, drain) for name, drain in drains.items()]
+    for name, drain in drains.items():
+        lines += _drain_lines(name, drain)
     if report.growth:
         lines += ["", *_growth_lines(report.growth)]
     if report.latencies:
@@ -169,12 +175,18 @@ def table(report: Report, recorded: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
-def _drain_line(name: str, drain: Drain) -> str:
-    return (
+def _drain_lines(name: str, drain: Drain) -> Iterator[str]:
+    yield (
         f"{name:<34}{drain.rows_per_second:>8,.0f}/s{drain.yardstick_rows_per_second:>11,.0f}/s"
         f"{drain.ratio:>8.2f}{drain.whole_ratio:>8.2f}{drain.cpu_seconds_per_million:>9.2f}"
         f"{drain.peak_rss_bytes / MB:>9.0f}{drain.rss_growth_bytes / MB:>8.0f}"
     )
+    if drain.floor:
+        rate = drain.floor_ratio * drain.yardstick_rows_per_second
+        yield (
+            f"{'  the least with these libraries':<34}{rate:>8,.0f}/s{'':>13}{drain.floor_ratio:>8.2f}{'':>8}"
+            f"{drain.floor_cpu_seconds_per_million:>9.2f}"
+        )
 
 
 def _growth_lines(growth: dict[str, Drain]) -> Iterator[str]:

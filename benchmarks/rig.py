@@ -21,7 +21,7 @@ from tests.kafka_server import KafkaServer, silent
 
 MAJOR = 18
 PARTITIONS = 4
-WARM_UP_RECORDS = 200_000
+WARM_UP_RECORDS = 1_000_000
 
 POSTGRES_SETTINGS = {
     # Neither may run into a measurement; and autovacuum's transactions would count as the relay's.
@@ -100,6 +100,6 @@ def _warm_up(bootstrap: str, topic: str) -> None:
     producer = Producer({**DEFAULTS, "bootstrap.servers": bootstrap}, logger=silent)
     for number in range(WARM_UP_RECORDS):
         producer.produce(topic, b"%0200d" % number, headers=[("id", b"%d" % number)])
-        if len(producer) > 20_000:
+        while len(producer) > 10_000:
             producer.poll(0.05)
     producer.flush(60)
