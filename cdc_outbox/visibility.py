@@ -11,7 +11,8 @@ from cdc_outbox.errors import ProtocolError
 
 SNAPSHOT_QUERY = "select pg_current_snapshot()::text"
 
-_EPOCH = 1 << 32
+_32_BITS = (1 << 32) - 1
+_HALF = 1 << 31
 
 
 class VisibilityGate:
@@ -38,21 +39,16 @@ class VisibilityGate:
             raise ProtocolError(f"not a snapshot: {snapshot[:60]!r}") from None
         if not 0 < xmin <= xmax:
             raise ProtocolError(f"not a snapshot: {snapshot[:60]!r}")
-        self._xmin, self._xmax, self._running = xmin, xmax, running
+        self._xmin, self._xmax = xmin & _32_BITS, xmax & _32_BITS
+        self._running = frozenset(xid & _32_BITS for xid in running)
         self.snapshots += 1
 
     def visible(self, xid: int) -> bool:
-        """`xid` is Begin's, 32 bits; False also while no snapshot is known."""
-        if not self._xmax:
-            return False
-        full = self._widen(xid)
-        return full < self._xmin or (full < self._xmax and full not in self._running)
+        """`xid` is Begin's, 32 bits; False also while no snapshot is known.
 
-    def _widen(self, xid: int) -> int:
-        """The 64-bit xid nearest to the snapshot: two live xids are never 2^31 apart (manual, 24.1.5)."""
-        full = self._xmax - self._xmax % _EPOCH + xid
-        if full > self._xmax + _EPOCH // 2:
-            return full - _EPOCH
-        if full <= self._xmax - _EPOCH // 2:
-            return full + _EPOCH
-        return full
+        Compared as Postgres compares them, on a circle: two live xids are never 2^31 apart (manual, 24.1.5).
+        """
+        if not self.snapshots:
+            return False
+        below_xmin = (xid - self._xmin) & _32_BITS >= _HALF
+        return below_xmin or ((xid - self._xmax) & _32_BITS >= _HALF and xid not in self._running)

@@ -102,15 +102,15 @@ MUTANTS = (
     Mutant(
         "take the transactions that were running for visible",
         "visibility.py",
-        "(full < self._xmax and full not in self._running)",
-        "full < self._xmax",
+        "((xid - self._xmax) & _32_BITS >= _HALF and xid not in self._running)",
+        "(xid - self._xmax) & _32_BITS >= _HALF",
         ("tests/unit/test_visibility.py",),
     ),
     Mutant(
         "forget that xids wrap around",
         "visibility.py",
-        "full = self._widen(xid)",
-        "full = xid",
+        "below_xmin = (xid - self._xmin) & _32_BITS >= _HALF",
+        "below_xmin = xid < self._xmin",
         SIMULATION,
     ),
     Mutant(
