@@ -120,7 +120,7 @@ def init_slot(
 @option("--yes", is_flag=True, help="Do not ask.")
 def drop_slot(yes: bool, **given: Any) -> None:
     """Drop the slot and its checkpoint; table, publication and rows stay."""
-    from cdc_outbox.setup import drop, left_behind
+    from cdc_outbox.teardown import drop, left_behind
 
     settings = database_settings(given)
     with Wakeup() as wakeup:

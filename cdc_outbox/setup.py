@@ -1,4 +1,4 @@
-"""`init-slot` and `drop-slot`: table, publication, slot, checkpoint; and the way back when a slot is gone.
+"""`init-slot`: table, publication, slot, checkpoint; and the way back when a slot is gone.
 
 The way back is in the table: every row not yet purged is still there. Each is deleted and inserted again under its
 own id, in one statement, so that old rows travel through the WAL like new ones. Repeats are allowed, gaps are not.
@@ -28,29 +28,26 @@ from cdc_outbox.checkpoint import (
 )
 from cdc_outbox.config import Settings
 from cdc_outbox.conninfo import complete_conninfo
-from cdc_outbox.errors import OutboxError, PreconditionError, SlotInUse, Stopped
-from cdc_outbox.lsn import format_lsn
+from cdc_outbox.errors import OutboxError, PreconditionError, Stopped
 from cdc_outbox.objects import (
     Column,
     Objects,
     Slot,
     columns,
     find_slot,
-    published,
     require,
     resolve,
-    slot_holder,
     table_to_be,
 )
 from cdc_outbox.query import Queries, Row
 from cdc_outbox.row_filter import row_filter, same
 from cdc_outbox.statements import Fragment, identifier, literal, statements
+from cdc_outbox.teardown import drop_slot
 from cdc_outbox.wakeup import Wakeup
 
 LONGEST_TABLE_NAME_BYTES = 63 - len("_dead_letter")
 COUNTING = ("bigint", "integer", "smallint")
 TELL_SECONDS = 2.0
-LEAVING_SECONDS = 5.0
 LONG_SECONDS = 24 * 3600.0
 """A requeue of millions of rows takes as long as it takes."""
 
@@ -517,100 +514,6 @@ class _Patience:
         if now > self._tell_at:
             self._tell_at = now + 5 * TELL_SECONDS
             self._setup.warn(f"{self._what}: behind {_listed(whom())}")
-
-
-@dataclass(frozen=True, slots=True)
-class LeftBehind:
-    """What dropping the slot would leave, or give up."""
-
-    slot: str
-    exists: bool
-    held_by: str | None = None
-    position: str | None = None
-    wal_bytes: int = 0
-    outbox: str | None = None
-    rows: int = 0
-
-    def lines(self) -> list[str]:
-        if not self.exists:
-            return [f"slot {self.slot} does not exist"]
-        lines = [f"slot {self.slot}: confirmed up to {self.position}, holds {self.wal_bytes} bytes of WAL"]
-        if self.held_by:
-            lines.append(f"it is held by {self.held_by}")
-        if self.outbox:
-            more = " or more" if self.rows >= COUNT_LIMIT else ""
-            lines.append(f"{self.outbox}: {self.rows}{more} rows not purged, sent again by the next init-slot")
-        return lines
-
-
-COUNT_LIMIT = 1_000_000
-
-_RETAINED = """
-select coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::bigint
-from pg_replication_slots where slot_name = $1"""
-
-
-def left_behind(settings: Settings, wakeup: Wakeup) -> LeftBehind:
-    queries = Queries(complete_conninfo(settings.dsn), wakeup)
-    try:
-        slot = find_slot(queries, settings.slot)
-        if slot is None:
-            return LeftBehind(settings.slot, exists=False)
-        retained = queries.call(_RETAINED, [settings.slot], doing="measuring the WAL held")
-        objects = resolve(queries, settings.table, settings.slot, settings.publication)
-        rows = 0
-        if objects is not None:
-            ours = f"select from {objects.outbox} where {published(queries, objects)} limit {COUNT_LIMIT}"
-            count = f"select count(*) from ({ours}) o"
-            rows = int(queries.call(count, doing="counting rows", seconds=LONG_SECONDS)[0][0] or 0)
-        return LeftBehind(
-            settings.slot,
-            exists=True,
-            held_by=slot_holder(queries, settings.slot) if slot.active_pid else None,
-            position=format_lsn(slot.confirmed_flush_lsn),
-            wal_bytes=int(retained[0][0] or 0) if retained else 0,
-            outbox=objects.outbox if objects else None,
-            rows=rows,
-        )
-    finally:
-        queries.close()
-
-
-def drop(settings: Settings, wakeup: Wakeup) -> None:
-    """Drop the slot and forget its checkpoint. Raises SlotInUse."""
-    queries = Queries(complete_conninfo(settings.dsn), wakeup)
-    try:
-        find_slot(queries, settings.slot)  # refuses a slot of another kind
-        drop_slot(queries, wakeup, settings.slot)
-        objects = resolve(queries, settings.table, settings.slot, settings.publication)
-        if objects is None:
-            return
-        if queries.call("select to_regclass($1)", [objects.checkpoint], doing="looking")[0][0] is not None:
-            queries.call(
-                f"delete from {objects.checkpoint} where slot_name = $1",
-                [settings.slot],
-                doing="forgetting the checkpoint",
-            )
-    finally:
-        queries.close()
-
-
-def drop_slot(queries: Queries, wakeup: Wakeup, name: str) -> None:
-    """Drop it if it exists. A walsender that is just leaving gets a few seconds. Raises SlotInUse naming the holder."""
-    deadline = time.monotonic() + LEAVING_SECONDS
-    while True:
-        try:
-            queries.call(
-                "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = $1",
-                [name],
-                doing=f"dropping slot {name}",
-            )
-            return
-        except SlotInUse:
-            if time.monotonic() > deadline:
-                holder = slot_holder(queries, name)
-                raise SlotInUse(f"slot {name} is held by {holder}", "stop that relay first") from None
-            wakeup.wait((), 0.2)
 
 
 def _column(rows: list[Row]) -> list[str]:
