@@ -13,6 +13,7 @@ from cdc_outbox.event import RecordFormat
 from cdc_outbox.inflight import InFlight
 from cdc_outbox.kafka import KafkaProducer
 from cdc_outbox.reader import Reader
+from cdc_outbox.topic_gate import TopicGate
 from cdc_outbox.visibility import VisibilityGate
 
 _COLUMNS = (("id", 20), ("task", 25), ("args", 3802), ("key", 25), ("headers", 3802), ("created_at", 1184))
@@ -57,11 +58,13 @@ def replay(rows: int, rows_per_transaction: int) -> float:
     gate = VisibilityGate()
     gate.learn(f"{_XID + 1}:{_XID + 1}:")
     queue = {"queue.buffering.max.messages": "2000000", "queue.buffering.max.kbytes": "2000000"}
+    producer = KafkaProducer(_NOBODY, {**queue, "reconnect.backoff.ms": "60000", "reconnect.backoff.max.ms": "60000"})
     reader = Reader(
         lambda: next(messages, None),
-        KafkaProducer(_NOBODY, {**queue, "reconnect.backoff.ms": "60000", "reconnect.backoff.max.ms": "60000"}),
+        producer,
         ledger := InFlight(),
         gate,
+        TopicGate(producer, {RecordFormat().topic: 1 << 30}, lambda: None),
         RecordFormat(),
         is_ours=lambda relation: True,
         set_aside=lambda transaction, letter: None,

@@ -1,6 +1,5 @@
 """Ten times the backlog; a transaction as large as all of it; Kafka away meanwhile; and the first row after a start."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -15,7 +14,6 @@ from benchmarks.topic import row_id, subscribe
 from benchmarks.usage import RunFailed, environment, peak_rss_bytes
 from tests.fix_command import EXECUTABLE
 
-NOBODY = "127.0.0.1:1"
 AWAY_SECONDS = 30.0
 """The queue is full after the first one or two."""
 STARTS = 5
@@ -48,18 +46,17 @@ def scale(rig: Rig, rows: int) -> Scale:
 
 
 def _kafka_away(rig: Rig, rows: int) -> int:
-    with rig.database() as database:
-        rig.cdc_outbox("init-slot", "--dsn", database.socket_dsn)
-        load(database, Shape(rows, 100))
-        args = ["stream", "--dsn", database.socket_dsn, "--bootstrap-servers", NOBODY, "--metrics-address", "off"]
-        process = subprocess.Popen([EXECUTABLE, *args], stderr=subprocess.DEVNULL, env=environment())
+    """Frozen under a relay that streams: one that has not met Kafka would not even fill its queue."""
+    with rig.database() as database, rig.topic() as topic, rig.relay(database, topic) as relay:
+        rig.broker.kafka.pause()
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                raise RunFailed(f"cdc-outbox stream: exit {process.wait(AWAY_SECONDS)} while Kafka was away")
-            return peak_rss_bytes(process.pid)
+            load(database, Shape(rows, 100))
+            time.sleep(AWAY_SECONDS)
+            if not relay.running:
+                raise RunFailed(f"cdc-outbox stream ended while Kafka was away: {relay.stderr_text()}")
+            return peak_rss_bytes(relay.pid)
         finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+            rig.broker.kafka.resume()
 
 
 def _first_row(rig: Rig) -> float:

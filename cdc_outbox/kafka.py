@@ -98,6 +98,10 @@ REFUSALS: Mapping[int, str] = {
 ASK_SECONDS = 1.0
 """A refusal is heard of this soon; a handshake goes on meanwhile."""
 
+QUESTION_SECONDS = 5.0
+"""To wait for an answer about a topic; after that it is asked again."""
+NO_ANSWER = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})
+
 MISSING_TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 
 ONE_BY_ONE: Mapping[str, str] = {"linger.ms": "0", "enable.gapless.guarantee": "false"}
@@ -144,6 +148,7 @@ class KafkaProducer:
         self.fatal: str | None = None
         self.down = False
         self._refusal: KafkaError | None = None
+        self._asking: AdminClient | None = None
         self._may_hurry = not {"linger.ms", "queue.buffering.max.ms"} & properties.keys()
         self._config = {**DEFAULTS, **properties, "bootstrap.servers": bootstrap_servers}
         if size_limit is not None and size_limit < int(self._config["batch.size"]):
@@ -250,13 +255,16 @@ class KafkaProducer:
 
     def size_limit(self, topic: str) -> int | None:
         """The topic's `max.message.bytes`, where the broker tells."""
-        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        admin = self._admin()  # its answers end with it
         try:
-            entry = admin.describe_configs([resource], request_timeout=5)[resource].result(6)
-            return int(entry["max.message.bytes"].value)
-        except (KafkaException, KeyError, TypeError, ValueError, TimeoutError):
+            return SizeQuestion(self._admin(), topic, lambda: None).answer(QUESTION_SECONDS + 1)
+        except TimeoutError:
             return None
+
+    def ask_size_limit(self, topic: str, answered: Callable[[], None]) -> SizeQuestion:
+        """The same without waiting; `answered` is called in another thread. `down` tells whether Kafka was away."""
+        self.down = False
+        self._asking = self._asking or self._admin()
+        return SizeQuestion(self._asking, topic, answered)
 
     def _admin(self) -> AdminClient:
         producer_only = {*DEFAULTS} - {"client.id", "reconnect.backoff.max.ms"}
@@ -269,6 +277,7 @@ class KafkaProducer:
         """Send nothing more, wait for what is on its way, for at most `seconds`, and end it: nothing of it may
         arrive after what its successor sends."""
         self._quiet.muted = True
+        self._asking = None
         self._producer.purge(in_queue=True, in_flight=False, blocking=True)
         self._serve_reports(seconds)
         self._producer.purge(in_queue=True, in_flight=True, blocking=True)
@@ -287,6 +296,32 @@ class KafkaProducer:
             self._quiet.say(_reason(error), "DOWN")
             return
         self._quiet.say(_reason(error))
+
+
+class SizeQuestion:
+    """A topic's `max.message.bytes`, asked of the broker."""
+
+    def __init__(self, admin: AdminClient, topic: str, answered: Callable[[], None]) -> None:
+        self.topic = topic
+        self._admin = admin  # its answers end with it
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        self._entries = admin.describe_configs([resource], request_timeout=QUESTION_SECONDS)[resource]
+        self._entries.add_done_callback(lambda _: answered())
+
+    @property
+    def answered(self) -> bool:
+        return bool(self._entries.done())
+
+    def answer(self, timeout: float = 0.0) -> int | None:
+        """None if the broker does not tell. Raises TimeoutError if there was no answer."""
+        try:
+            return int(self._entries.result(timeout)["max.message.bytes"].value)
+        except KafkaException as error:
+            if error.args[0].code() in NO_ANSWER:
+                raise TimeoutError from None
+            return None
+        except (KeyError, TypeError, ValueError):
+            return None
 
 
 def failure(error: KafkaError) -> OutboxError:

@@ -43,6 +43,7 @@ from cdc_outbox.pgoutput import (
     decode_relation,
     decode_tuple,
 )
+from cdc_outbox.topic_gate import TopicGate
 from cdc_outbox.visibility import VisibilityGate
 from cdc_outbox.walsender import (
     POSTGRES_EPOCH_SECONDS,
@@ -67,6 +68,7 @@ class Held(Enum):
     NOT_VISIBLE = "its transaction is not visible to other sessions yet"
     QUEUE_FULL = "the producer's queue is full"
     ONE_BY_ONE = "the record before it is not acknowledged yet"
+    TOPIC_UNKNOWN = "what its topic takes is not known yet"
 
 
 class Reader:
@@ -78,19 +80,17 @@ class Reader:
         producer: KafkaProducer,
         ledger: InFlight,
         gate: VisibilityGate,
+        topic_gate: TopicGate,
         record_format: RecordFormat,
         *,
         is_ours: Callable[[Relation], bool],
         set_aside: Callable[[Transaction, DeadLetter], None],
-        size_limit: int | None = None,
         one_by_one: bool = False,
         endpos: int | None = None,
     ) -> None:
         """`is_ours` knows our table; `set_aside` takes a row that Kafka will never take.
 
-        `size_limit`: what may be larger is produced with nothing else in flight. Kafka may refuse it, and a batch
-        behind it would be stored even so, and overtake it: Kafka takes any sequence number as a producer's first
-        in a partition. `one_by_one`: read one transaction with rows, and wait for each row's report before the next
+        `one_by_one`: read one transaction with rows, and wait for each row's report before the next
         row is produced, so that a refusal names one row. `endpos`: no transaction that commits at or after it is
         read.
         """
@@ -103,8 +103,11 @@ class Reader:
         self._is_ours = is_ours
         self._set_aside = set_aside
         self._one_by_one = one_by_one
-        # A record repeats task and key, and adds names of headers. Compression may make it fit.
-        self._large = float("inf") if size_limit is None else (size_limit - 200) / 2
+        self._topic_gate = topic_gate
+        self._topics: set[str] = set()
+        """Those to which records may go."""
+        self._large = self._large_size()
+        """A row that may be larger than its topic takes: it goes with nothing else in flight."""
         self._endpos = endpos
         self._layouts: dict[bytes, Layout | None] = {}
         self._message: bytes | None = None
@@ -231,6 +234,9 @@ class Reader:
         topic = None
         try:
             topic, key, value, headers = layout.record(columns, self._shared)
+            if topic not in self._topics:
+                # Then anew: now that the topic's limit is known the row may be a large one.
+                return self._open(topic) and self._take_row(message)
             self._produce(topic, value, key, ANY_PARTITION, self._report, None, self._timestamp, headers)
         except FullQueue:
             if len(self._producer):
@@ -261,7 +267,7 @@ class Reader:
         """
         receive, produce, report, record = self._receive, self._produce, self._report, self._layout.record
         shared, timestamp, large, count = self._shared, self._timestamp, self._large, self._layout.column_count
-        head, left = self._head, self._left
+        head, topics, left = self._head, self._topics, self._left
         rows = size = 0
         following: bytes | None = message
         while following is not None and following.startswith(head, _BODY) and following[0] == XLOG_DATA:
@@ -270,6 +276,8 @@ class Reader:
                 break
             try:
                 topic, key, value, headers = record(decode_tuple(following, count, _TUPLE), shared)
+                if topic not in topics:
+                    break
                 produce(topic, value, key, ANY_PARTITION, report, None, timestamp, headers)
             except (FullQueue, UnsendableRow, ProduceError):
                 break
@@ -304,6 +312,20 @@ class Reader:
         self._shared = layout.transaction_headers(transaction.final_lsn, transaction.commit_time)
         self._ready = not self._one_by_one
         return True
+
+    def _open(self, topic: str) -> bool:
+        """May records go to `topic`? If not yet, the row is held."""
+        if not self._topic_gate.open(topic):
+            self.held = Held.TOPIC_UNKNOWN
+            return False
+        self._topics.add(topic)
+        self._large = self._large_size()
+        return True
+
+    def _large_size(self) -> float:
+        """A record repeats task and key, and adds names of headers; compression may make it fit."""
+        limit = self._topic_gate.smallest
+        return float("inf") if limit is None else (limit - 200) / 2
 
     def _alone(self, transaction: Transaction) -> bool:
         """Is nothing in flight? If not, the row is held."""

@@ -23,6 +23,7 @@ from cdc_outbox.kafka import KafkaProducer
 from cdc_outbox.metrics import Figures
 from cdc_outbox.query import server_is_starting
 from cdc_outbox.session import Session
+from cdc_outbox.topic_gate import TopicGate
 from cdc_outbox.wakeup import Wakeup
 
 log = logging.getLogger("cdc_outbox.relay")
@@ -55,8 +56,8 @@ class Relay:
         self.relayed = relayed
         self.recover = recover
         self.conninfo = complete_conninfo(settings.dsn)
-        self.size_limit: int | None = None
-        """The smallest max.message.bytes of the topics that we know it of."""
+        self.size_limits: dict[str, int] = {}
+        """The max.message.bytes of the topics that we know it of."""
         self.suspect: int | None = None
         """Kafka refused a batch with rows of the transaction that has this final_lsn, and not for the batch's size."""
         self.isolated = False
@@ -99,7 +100,7 @@ class Relay:
             self.wakeup,
             self.figures,
             producer,
-            size_limit=self.size_limit,
+            topic_gate := TopicGate(producer, self.size_limits, self.wakeup.nudge),
             suspect=None if one_by_one else self.suspect,
             one_by_one=one_by_one,
             relayed=self.relayed,
@@ -122,6 +123,8 @@ class Relay:
                 raise session.refused
         if session.halt is not None:
             raise session.halt
+        if topic_gate.batches_too_large:
+            return False  # the next producer makes smaller ones
         if not session.partial:
             return True
         self.isolated, self.suspect = not one_by_one, None if one_by_one else self.suspect
@@ -138,14 +141,14 @@ class Relay:
         limit = producer.size_limit(topic)
         if limit is None:
             return False
-        self.size_limit = min(limit, self.size_limit or limit)
+        self.size_limits[topic] = limit
         return limit < producer.batch_size
 
     def _new_producer(self, *, one_by_one: bool = False) -> KafkaProducer:
         return KafkaProducer(
             self.settings.bootstrap_servers,
             self.settings.properties,
-            size_limit=self.size_limit,
+            size_limit=min(self.size_limits.values(), default=None),
             one_by_one=one_by_one,
         )
 

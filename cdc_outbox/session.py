@@ -41,6 +41,7 @@ from cdc_outbox.query import Queries
 from cdc_outbox.reader import Held, Reader
 from cdc_outbox.replication import Replication
 from cdc_outbox.statements import identifier
+from cdc_outbox.topic_gate import TopicGate
 from cdc_outbox.visibility import SNAPSHOT_QUERY, VisibilityGate
 from cdc_outbox.wakeup import Wakeup
 from cdc_outbox.walsender import POSTGRES_EPOCH_SECONDS
@@ -79,13 +80,13 @@ class Session:
         wakeup: Wakeup,
         figures: Figures,
         producer: KafkaProducer,
+        topic_gate: TopicGate,
         *,
-        size_limit: int | None = None,
         suspect: int | None = None,
         one_by_one: bool = False,
         relayed: Callable[[], None],
     ) -> None:
-        """`suspect`: read only what comes before the transaction with this final_lsn. `one_by_one`, `size_limit`: see
+        """`suspect`: read only what comes before the transaction with this final_lsn. `one_by_one`: see
         Reader. `relayed` is called after each confirmation."""
         self.settings = settings
         self.conninfo = conninfo
@@ -94,7 +95,7 @@ class Session:
         self.producer = producer
         self.suspect = suspect
         self.one_by_one = one_by_one
-        self.size_limit = size_limit
+        self.topic_gate = topic_gate
         self.partial = False
         """It ends before it has read all that it was asked for."""
         self.relayed = relayed
@@ -143,10 +144,10 @@ class Session:
             self.producer,
             self.ledger,
             self.gate,
+            self.topic_gate,
             self._record_format(),
             is_ours=self._is_ours,
             set_aside=self._set_aside,
-            size_limit=self.size_limit,
             one_by_one=self.one_by_one,
             endpos=self._end(),
         )
@@ -245,7 +246,7 @@ class Session:
             if self._drained():
                 return
             # What came in after `read` may let it go on, or end it: nothing else would end a wait for that.
-            ending = self._drain_deadline is None and (self.reader.at_end or self.halt is not None)
+            ending = self._drain_deadline is None and (self._reads_no_further or self.halt is not None)
             if not (more or served or ending):
                 self._wait(due)
 
@@ -256,12 +257,16 @@ class Session:
         if hurry and self._drain_deadline in (None, float("inf")):
             limit = self.settings.shutdown_timeout
             self._drain_deadline = now + max(limit - CLOSING_SECONDS, limit / 2)
-        elif self.reader.at_end and self._drain_deadline is None:
+        elif self._reads_no_further and self._drain_deadline is None:
             self._drain_deadline = float("inf")
         if self._drain_deadline is None:
             return False
         self.figures.enter("draining")
         return True
+
+    @property
+    def _reads_no_further(self) -> bool:
+        return self.reader.at_end or self.topic_gate.batches_too_large
 
     def _drained(self) -> bool:
         """Nothing is owed any more, or the time for it is over."""
@@ -271,7 +276,8 @@ class Session:
             log.warning("not everything was acknowledged in time; the next start sends it again")
             return True
         transaction = self.ledger.open
-        reading = transaction is not None and transaction.rows and self.halt is None
+        cut_short = self.halt is not None or self.topic_gate.batches_too_large
+        reading = transaction is not None and transaction.rows and not cut_short
         # A row that Kafka will never take holds up its own transaction, and what stands before that is awaited.
         nothing_before = self.ledger.oldest is (self._poisoned or transaction)
         return not reading and nothing_before and self.confirmation.settled

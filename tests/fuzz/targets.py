@@ -20,6 +20,7 @@ from cdc_outbox.metrics import Figures
 from cdc_outbox.pgoutput import Column, Relation, check_ignored, decode_insert, decode_relation, relation_oid
 from cdc_outbox.reader import Reader
 from cdc_outbox.statements import fill
+from cdc_outbox.topic_gate import TopicGate
 from cdc_outbox.visibility import VisibilityGate
 from cdc_outbox.walsender import decode_keepalive
 from tests.unit.golden_stream import decode
@@ -79,6 +80,11 @@ class EverythingIsVisible(VisibilityGate):
         return True
 
 
+class EveryTopicIsOpen(TopicGate):
+    def open(self, topic: str) -> bool:
+        return True
+
+
 def stream(data: bytes) -> None:
     """Messages one after the other, each behind its length, into the hot path: nothing is confirmed that was not both
     committed and delivered, and nothing is skipped but with a ProtocolError."""
@@ -89,6 +95,7 @@ def stream(data: bytes) -> None:
         cast(KafkaProducer, collector),
         ledger,
         EverythingIsVisible(),
+        EveryTopicIsOpen(cast(KafkaProducer, collector), {}, lambda: None),
         RecordFormat(topic="jobs.{task}", cloudevents=len(data) % 2 == 0),
         is_ours=lambda relation: relation.name == "outbox",
         set_aside=lambda transaction, letter: setattr(transaction, "unacknowledged", transaction.unacknowledged - 1),

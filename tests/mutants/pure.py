@@ -93,6 +93,20 @@ MUTANTS = (
         READER,
     ),
     Mutant(
+        "send to a topic before it is known what that takes",
+        "topic_gate.py",
+        "ask_size_limit(topic, self._answered)\n            return False",
+        "ask_size_limit(topic, self._answered)\n            return True",
+        SIMULATION,
+    ),
+    Mutant(
+        "make batches that a topic met on the way does not take",
+        "topic_gate.py",
+        "self.batches_too_large = limit < self._producer.batch_size",
+        "self.batches_too_large = False",
+        ("tests/unit/test_topic_gate.py",),
+    ),
+    Mutant(
         "ask for one snapshot only",
         "session.py",
         '            self.gate.learn(rows[0][0] or "")\n            self._snapshot_asked = False',

@@ -315,17 +315,40 @@ TIMED_OUT, REFUSED, PURGED, OUT_OF_ORDER = (
 )
 
 
+class SizeQuestion:
+    """It takes its time; often Kafka is away, now and then it does not tell."""
+
+    def __init__(self, producer: Producer, topic: str) -> None:
+        self.topic = topic
+        self._producer = producer
+        self._world = producer.world
+
+    @property
+    def answered(self) -> bool:
+        self._world.act()
+        return self._world.likely(0.5)
+
+    def answer(self) -> int | None:
+        if self._world.likely(0.2):
+            self._producer.down = self._world.likely(0.8)
+            if not self._producer.down:
+                self._producer.limit_is_untold()
+            raise TimeoutError
+        limit = self._producer.size_limit(self.topic)
+        if limit is None:
+            self._producer.limit_is_untold()
+        return limit
+
+
 class Producer:
     """Per partition: a queue, batches on the wire, batches stored whose acknowledgement travels."""
 
     def __init__(self, world: World, size_limit: int | None, one_by_one: bool) -> None:
-        self._world = world
+        self.world = world
         self.number = world.count_producer()
         self.batch_size = min(size_limit or 1_000_000, 1_000_000)
         self._gapless = not one_by_one
-        # Not modelled: where nobody could tell the topic's limit, a batch may overtake a producer's first one that is
-        # refused for its size.
-        self._most_in_flight = 1 if size_limit is None else 5
+        self._most_in_flight = 5
         self.queues: list[deque[InQueue]] = [deque() for _ in range(PARTITIONS)]
         self.wires: list[deque[Batch]] = [deque() for _ in range(PARTITIONS)]
         self.acknowledged: list[deque[Batch]] = [deque() for _ in range(PARTITIONS)]
@@ -358,7 +381,7 @@ class Producer:
         timestamp: int,
         headers: object,
     ) -> None:
-        world = self._world
+        world = self.world
         world.act()
         row = world.postgres.rows[value or b""]
         world.promises.may_be_produced(row)
@@ -371,9 +394,9 @@ class Producer:
         self.queues[ord(row[0][-1]) % PARTITIONS].append(InQueue(row, report, size))
 
     def poll(self, timeout: float) -> int:
-        self._world.act()
+        self.world.act()
         if timeout and not self._reports:
-            self._world.wait(timeout)
+            self.world.wait(timeout)
         served = 0
         while self._reports:
             record, error = self._reports.popleft()
@@ -386,7 +409,7 @@ class Producer:
 
     def send_now(self) -> None:
         for partition in range(PARTITIONS):
-            if self._world.likely(0.5):
+            if self.world.likely(0.5):
                 self.transmit(partition)
         self.poll(0.001)
 
@@ -394,23 +417,32 @@ class Producer:
         return None
 
     def size_limit(self, topic: str) -> int | None:
-        self._world.act()
-        return None if self._world.likely(0.1) else self._world.kafka.limit
+        self.world.act()
+        return None if self.world.likely(0.1) else self.world.kafka.limit
+
+    def ask_size_limit(self, topic: str, answered: Callable[[], None]) -> SizeQuestion:
+        self.down = False
+        return SizeQuestion(self, topic)
+
+    def limit_is_untold(self) -> None:
+        """Not modelled: where nobody tells the topic's limit, a batch may overtake a producer's first one that is
+        refused for its size."""
+        self._most_in_flight = 1
 
     def close(self, seconds: float) -> None:
         """What is on the wire may still arrive, also after this."""
-        self._world.alive()
+        self.world.alive()
         self.failed = True
         for partition, queue in enumerate(self.queues):
             self._tell(list(queue), PURGED)
             queue.clear()
-            while seconds and self.wires[partition] and self._world.likely(0.5):
+            while seconds and self.wires[partition] and self.world.likely(0.5):
                 self.store(partition)
                 self.acknowledge(partition)
             for batch in [*self.acknowledged[partition], *self.wires[partition]]:
                 self._tell(batch, PURGED)
         self.poll(0)
-        self._world.end_of(self)
+        self.world.end_of(self)
 
     # -- the broker's side ----------------------------------------------------------------------------------------
 
@@ -432,13 +464,13 @@ class Producer:
         batch = self.wires[partition].popleft()
         if self._gaps[partition]:
             self._fail(batch, OUT_OF_ORDER)
-        elif sum(record.size for record in batch) > self._world.kafka.limit:
+        elif sum(record.size for record in batch) > self.world.kafka.limit:
             self._gaps[partition] = self._known[partition] and self._gapless
             self._fail(batch, REFUSED)
         else:
             self._known[partition] = True
             for record in batch:
-                self._world.kafka.store(self.number, record.row)
+                self.world.kafka.store(self.number, record.row)
             self.acknowledged[partition].append(batch)
 
     def acknowledge(self, partition: int) -> None:
@@ -457,9 +489,9 @@ class Producer:
         """What the broker may still store once this producer is gone: in each partition, from the beginning on."""
         found = []
         for batches, gap in zip(self.wires, self._gaps, strict=True):
-            whole = [batch for batch in batches if sum(record.size for record in batch) <= self._world.kafka.limit]
+            whole = [batch for batch in batches if sum(record.size for record in batch) <= self.world.kafka.limit]
             if not gap and len(whole) == len(batches):
-                some = whole[: self._world.chance.randrange(len(whole) + 1)]
+                some = whole[: self.world.chance.randrange(len(whole) + 1)]
                 found += [(self.number, [record.row for record in batch]) for batch in some]
         return found
 
@@ -467,7 +499,7 @@ class Producer:
         self._tell(batch, error)
         if self._gapless:
             self.failed = True
-            self._world.disturbed = True
+            self.world.disturbed = True
             if error is OUT_OF_ORDER:
                 self.fatal = "out of order"
 

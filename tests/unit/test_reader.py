@@ -11,6 +11,7 @@ from cdc_outbox.inflight import InFlight
 from cdc_outbox.kafka import KafkaProducer
 from cdc_outbox.pgoutput import Relation
 from cdc_outbox.reader import Held, Reader
+from cdc_outbox.topic_gate import TopicGate
 from cdc_outbox.visibility import VisibilityGate
 from tests.golden.capture import MAJORS
 from tests.unit.golden_stream import GOLDEN, START, transactions
@@ -35,6 +36,7 @@ class Script:
             cast(KafkaProducer, self),
             self.ledger,
             self.gate,
+            TopicGate(cast(KafkaProducer, self), {"outbox": 1 << 30}, lambda: None),
             RecordFormat(),
             is_ours=self.is_ours,
             set_aside=lambda *_: pytest.fail("no row of these is to be set aside"),
