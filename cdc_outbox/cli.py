@@ -36,6 +36,7 @@ from cdc_outbox.options import (
     librdkafka,
     option,
     producing,
+    record,
 )
 from cdc_outbox.wakeup import Wakeup
 
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from cdc_outbox.status_report import Status
 
 log = logging.getLogger("cdc_outbox")
+
+MOST_PEEKED = 100_000
 
 
 @click.group(
@@ -303,6 +306,29 @@ def replay(
             with rewriting.shown(complete_conninfo(settings.dsn), objects, "staging", rows, archive.bytes_a_row()):
                 staged = archive.replay(choice)
             click.echo(f"{staged} rows staged again")
+
+
+@cli.command(
+    epilog=examples(
+        "cdc-outbox peek --limit 1",
+        "cdc-outbox peek --topic 'jobs.{task}' --format cloudevents",
+    ),
+)
+@common
+@record
+@option("--limit", type=click.IntRange(1, MOST_PEEKED), default=10, help="At most so many rows.")
+def peek(record_format: str, limit: int, **given: Any) -> None:
+    """What the slot would bring next, as `stream` would produce it: a line of JSON a row. Nothing is taken or sent.
+    While a relay streams there is nothing to see; stop it first."""
+    from cdc_outbox.objects import require
+    from cdc_outbox.peek import peek as rows
+
+    given["cloudevents"] = record_format == "cloudevents"
+    settings = database_settings(given, producing=True)
+    with queries_for(settings) as queries:
+        objects = require(queries, settings.table, settings.slot, settings.publication)
+        for row in rows(queries, objects, settings.record_format(), limit):
+            click.echo(row)
 
 
 @cli.group("dead-letters", cls=Commands, no_args_is_help=False)
@@ -581,14 +607,14 @@ def recover(settings: Settings, wakeup: Wakeup) -> None:
     Setup(settings, wakeup, say=log.warning, warn=log.warning).run()
 
 
-def database_settings(given: dict[str, Any], *, streaming: bool = False) -> Settings:
+def database_settings(given: dict[str, Any], *, streaming: bool = False, producing: bool = False) -> Settings:
     """Also sets up logging, whose options every command has."""
     logs.set_up(given.pop("log_format"), given.pop("log_level"))
     shard = given["shard"]
     if shard is not None:
         given |= {name: shard.name(given[name]) for name in ("slot", "publication")}
     settings = Settings(**given)
-    config.check(settings, streaming=streaming)
+    config.check(settings, streaming=streaming, producing=producing)
     return settings
 
 

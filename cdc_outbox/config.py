@@ -105,11 +105,14 @@ class Settings:
         return RecordFormat(self.topic, self.columns, self.cloudevents, self.source, self.headers)
 
 
-def check(settings: Settings, *, streaming: bool = False) -> None:
-    """Raises ConfigError with every problem in it. `streaming`: the options of `stream` matter too."""
+def check(settings: Settings, *, streaming: bool = False, producing: bool = False) -> None:
+    """Raises ConfigError with every problem in it. `streaming`: the options of `stream` matter too; `producing`: those
+    of them that say what a record is."""
     problems = list(_database_problems(settings))
     if streaming:
         problems += _stream_problems(settings)
+    elif producing:
+        problems += _record_problems(settings)
     if problems:
         raise ConfigError("; ".join(problems))
 
@@ -137,6 +140,16 @@ def _database_problems(settings: Settings) -> list[str]:
     return problems
 
 
+def _record_problems(settings: Settings) -> list[str]:
+    problems = _topic_problems(settings.topic)
+    problems += [f"--header {name}: a column is missing" for name, column in settings.headers.items() if not column]
+    own = OWN_HEADERS | (CLOUDEVENTS_HEADERS if settings.cloudevents else frozenset())
+    problems += [f"--header {name}: the relay sets that one" for name in settings.headers if name in own]
+    if settings.cloudevents and not _URI_REFERENCE.fullmatch(settings.source):
+        problems.append(f"--source {settings.source!r}: write a URI or its end, such as /shop, without spaces")
+    return problems
+
+
 def _stream_problems(settings: Settings) -> list[str]:
     from cdc_outbox.kafka import unsafe_properties  # with librdkafka, which other commands do without
 
@@ -149,7 +162,7 @@ def _stream_problems(settings: Settings) -> list[str]:
             for server in settings.bootstrap_servers.split(",")
             if not _legal_server(server.strip())
         ]
-    problems += _topic_problems(settings.topic)
+    problems += _record_problems(settings)
     for option, count, most in (
         ("partitions", settings.topic_partitions, 1_000_000),
         ("replication", settings.topic_replication, 32_767),
@@ -158,11 +171,6 @@ def _stream_problems(settings: Settings) -> list[str]:
             problems.append(f"--topic-{option}: give a number of 1 to {most:,}, or -1 for the broker's default")
         elif count != -1 and not settings.create_topics:
             problems.append(f"--topic-{option}: it goes with --create-topics")
-    problems += [f"--header {name}: a column is missing" for name, column in settings.headers.items() if not column]
-    own = OWN_HEADERS | (CLOUDEVENTS_HEADERS if settings.cloudevents else frozenset())
-    problems += [f"--header {name}: the relay sets that one" for name in settings.headers if name in own]
-    if settings.cloudevents and not _URI_REFERENCE.fullmatch(settings.source):
-        problems.append(f"--source {settings.source!r}: write a URI or its end, such as /shop, without spaces")
     problems += unsafe_properties(settings.properties)
     if settings.shutdown_timeout <= 0:
         problems.append("--shutdown-timeout: give a duration above 0")

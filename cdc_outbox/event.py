@@ -197,13 +197,19 @@ def _from_hexadecimal(value: bytes) -> bytes:
     raise UnsendableRow("its bytea is not hexadecimal")
 
 
-def _ce_time(commit_time: int) -> list[Header]:
-    """The attribute is optional: a replication origin can set a commit time for which no calendar has a year."""
+def iso_time(commit_time: int) -> str | None:
+    """None for a commit time that a replication origin has set, and for which no calendar has a year."""
     try:
         moment = datetime.fromtimestamp(POSTGRES_EPOCH_SECONDS + commit_time / 1_000_000, UTC)
     except (ValueError, OverflowError, OSError):
-        return []
-    return [("ce_time", moment.isoformat(timespec="microseconds").replace("+00:00", "Z").encode())]
+        return None
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _ce_time(commit_time: int) -> list[Header]:
+    """The attribute is optional."""
+    time = iso_time(commit_time)
+    return [] if time is None else [("ce_time", time.encode())]
 
 
 def own_headers(text: bytes) -> list[Header]:

@@ -39,6 +39,12 @@ _COLUMNS = """
 select attname, format_type(atttypid, atttypmod), atthasdef or attidentity <> '', attgenerated <> ''
 from pg_attribute where attrelid = $1::oid and attnum > 0 and not attisdropped order by attnum"""
 
+_BYTEA_TYPES = """
+with recursive t as (
+    select 'bytea'::regtype::oid as oid union select d.oid from pg_type d join t on d.typbasetype = t.oid
+)
+select oid from t"""
+
 
 @dataclass(frozen=True, slots=True)
 class Objects:
@@ -98,6 +104,11 @@ class Column:
 def columns(queries: Queries, objects: Objects) -> list[Column]:
     rows = queries.call(_COLUMNS, [objects.oid], doing="reading the table's columns")
     return [Column(name or "", kind or "", default == "t", gen == "t") for name, kind, default, gen in rows]
+
+
+def bytea_types(queries: Queries) -> frozenset[int]:
+    """The oids of bytea and of the domains over it."""
+    return frozenset(int(oid or 0) for (oid,) in queries.call(_BYTEA_TYPES, doing="looking for domains"))
 
 
 def published(queries: Queries, objects: Objects) -> str:

@@ -282,8 +282,7 @@ librdkafka = pair_option(
     help="Any property of librdkafka that breaks no promise; repeatable.",
 )
 
-producing = grouped(
-    brokers,
+record = grouped(
     option(
         "--topic",
         "-t",
@@ -305,9 +304,10 @@ producing = grouped(
         metavar="NAME=COLUMN",
         help="A column that becomes a header too; repeatable.",
     ),
-    librdkafka,
 )
-"""What is produced, and where to."""
+"""What is produced."""
+
+producing = grouped(brokers, record, librdkafka)
 
 deleting = grouped(
     option("--purge-batch", type=int, default=5000, help="Rows in one DELETE, which is a transaction of its own."),

@@ -35,7 +35,7 @@ from cdc_outbox.inflight import InFlight, Transaction
 from cdc_outbox.kafka import KafkaProducer
 from cdc_outbox.lsn import format_lsn, parse_lsn
 from cdc_outbox.metrics import Figures
-from cdc_outbox.objects import require, require_slot, slot_holder
+from cdc_outbox.objects import bytea_types, require, require_slot, slot_holder
 from cdc_outbox.pgoutput import Relation
 from cdc_outbox.query import Queries
 from cdc_outbox.reader import Held, Reader
@@ -64,12 +64,6 @@ FACTS = """
 select pg_is_in_recovery()::text, current_setting('wal_level'),
        (select setting from pg_settings where name = 'wal_sender_timeout'), current_setting('server_version_num'),
        case when not pg_is_in_recovery() then pg_current_wal_flush_lsn() end"""
-
-BYTEA_TYPES = """
-with recursive t as (
-    select 'bytea'::regtype::oid as oid union select d.oid from pg_type d join t on d.typbasetype = t.oid
-)
-select oid from t"""
 
 
 class Session:
@@ -176,9 +170,7 @@ class Session:
         self.status_seconds = min(STATUS_SECONDS, timeout / 4) if timeout else STATUS_SECONDS
 
     def _record_format(self) -> RecordFormat:
-        rows = self.queries.call(BYTEA_TYPES, doing="looking for domains")
-        oids = frozenset(int(oid or 0) for (oid,) in rows)
-        return dataclasses.replace(self.settings.record_format(), bytea_oids=oids)
+        return dataclasses.replace(self.settings.record_format(), bytea_oids=bytea_types(self.queries))
 
     def _take_slot(self) -> None:
         """START_REPLICATION; in standby while another process holds the slot."""

@@ -26,7 +26,7 @@ def run(*args: str) -> str:
     return done.stdout
 
 
-def test_a_small_drain_is_measured_beside_its_yardstick_and_its_floor(tmp_path: Path) -> None:
+def test_a_small_drain_is_measured_beside_its_yardstick(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     out = run("benchmarks", "--rows", "2000", "--runs", "1", "--only", "drain", "--json", str(output))
     result = json.loads(output.read_text())
