@@ -74,7 +74,7 @@ def rolled_back(trial: Trial) -> Found:
 def killed(trial: Trial) -> Found:
     trial.stop()
     held = trial.stage("g3", 200)
-    with trial.without_kafka(len(held), *NO_PURGE):
+    with trial.unacknowledged(len(held), *NO_PURGE):
         trial.read_for(1.0)  # what is confirmed too early is confirmed by then
     load = kill_under_load(trial, "g3", KILLS)
     trial.relay(*NO_PURGE)
@@ -84,7 +84,7 @@ def killed(trial: Trial) -> Found:
     must(not arrived, f"{len(arrived)} rows that were rolled back reached Kafka")
     received = len(trial.of("g3")) - 1
     return Found(
-        "kill -9: with rows in flight and Kafka away, and under a load of commits and rollbacks",
+        "kill -9: with rows read and not sent, and under a load of commits and rollbacks",
         {"rows": len(committed), "kills": KILLS + 1, "lost": 0, "repeats": received - len(committed)},
     )
 
@@ -102,7 +102,7 @@ def kill_under_load(trial: Trial, gate: str, kills: int) -> Load:
 def acknowledged(trial: Trial) -> Found:
     trial.stop()
     rows = trial.stage("g4", 100)
-    with trial.without_kafka(len(rows), "--purge-every", "500ms"):
+    with trial.unacknowledged(len(rows), "--purge-every", "500ms"):
         trial.purge()
         gone = len(rows) - len(trial.rows(rows))
         must(gone == 0, f"{gone} rows deleted that Kafka had not acknowledged")
@@ -111,7 +111,7 @@ def acknowledged(trial: Trial) -> Found:
     trial.receive(rows)
     trial.until(lambda: not trial.rows(rows), "the purge of what Kafka acknowledged")
     return Found(
-        "purges, in the relay and apart, while Kafka is away; then with Kafka",
+        "purges, in the relay and apart, while rows are read and not sent; then with Kafka",
         {"rows": len(rows), "deleted too early": 0, "ms to an empty table": (time.monotonic() - start) * 1000},
     )
 

@@ -99,8 +99,9 @@ ASK_SECONDS = 1.0
 """A refusal is heard of this soon; a handshake goes on meanwhile."""
 
 QUESTION_SECONDS = 5.0
-"""To wait for an answer about a topic; after that it is asked again."""
-NO_ANSWER = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})
+"""To wait for an answer about a topic."""
+MOMENT_SECONDS = 0.1
+"""The loop can wait so long while nothing can be sent."""
 
 MISSING_TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 
@@ -261,10 +262,17 @@ class KafkaProducer:
             return None
 
     def ask_size_limit(self, topic: str, answered: Callable[[], None]) -> SizeQuestion:
-        """The same without waiting; `answered` is called in another thread. `down` tells whether Kafka was away."""
-        self.down = False
+        """The same without waiting; `answered` is called in another thread."""
         self._asking = self._asking or self._admin()
         return SizeQuestion(self._asking, topic, answered)
+
+    def answers(self, topic: str) -> bool:
+        """Whether a broker tells of `topic` within a moment."""
+        try:
+            self._producer.list_topics(topic, timeout=MOMENT_SECONDS)
+        except KafkaException:
+            return False
+        return True
 
     def _admin(self) -> AdminClient:
         producer_only = {*DEFAULTS} - {"client.id", "reconnect.backoff.max.ms"}
@@ -313,11 +321,11 @@ class SizeQuestion:
         return bool(self._entries.done())
 
     def answer(self, timeout: float = 0.0) -> int | None:
-        """None if the broker does not tell. Raises TimeoutError if there was no answer."""
+        """None if the broker does not tell. Raises TimeoutError: it is away, or silent, or nobody is the controller."""
         try:
             return int(self._entries.result(timeout)["max.message.bytes"].value)
         except KafkaException as error:
-            if error.args[0].code() in NO_ANSWER:
+            if error.args[0].code() == KafkaError._TIMED_OUT:
                 raise TimeoutError from None
             return None
         except (KeyError, TypeError, ValueError):

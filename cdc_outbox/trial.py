@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -79,18 +78,14 @@ class Trial:
             self.open.rollback()
 
     @contextlib.contextmanager
-    def without_kafka(self, rows: int, *options: str) -> Iterator[CommandProcess]:
-        """A relay that holds `rows` rows, and nobody takes them; killed at the end."""
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))  # and no listen(): refused
-            server = f"127.0.0.1:{nobody.getsockname()[1]}"
-            # A topic by column is not looked for at the start, which would take seconds.
-            relay = self.adopt(self.standby("-b", server, "-t", "{task}", *options), server)
-            try:
-                self.until(lambda: relay.figure("cdc_outbox_in_flight_rows") >= rows, "rows in a relay without Kafka")
-                yield relay
-            finally:
-                relay.kill9()
+    def unacknowledged(self, rows: int, *options: str) -> Iterator[CommandProcess]:
+        """A relay that has read `rows` rows and does not send them yet; killed at the end."""
+        relay = self.relay("-X", "linger.ms=900000", *options)
+        try:
+            self.until(lambda: relay.figure("cdc_outbox_in_flight_rows") >= rows, "rows in flight")
+            yield relay
+        finally:
+            relay.kill9()
 
     def purge(self) -> None:
         """One round, run apart."""

@@ -330,10 +330,7 @@ class SizeQuestion:
 
     def answer(self) -> int | None:
         if self._world.likely(0.2):
-            self._producer.down = self._world.likely(0.8)
-            if not self._producer.down:
-                self._producer.limit_is_untold()
-            raise TimeoutError
+            raise TimeoutError  # and it does not answer either
         limit = self._producer.size_limit(self.topic)
         if limit is None:
             self._producer.limit_is_untold()
@@ -421,8 +418,10 @@ class Producer:
         return None if self.world.likely(0.1) else self.world.kafka.limit
 
     def ask_size_limit(self, topic: str, answered: Callable[[], None]) -> SizeQuestion:
-        self.down = False
         return SizeQuestion(self, topic)
+
+    def answers(self, topic: str) -> bool:
+        return False
 
     def limit_is_untold(self) -> None:
         """Not modelled: where nobody tells the topic's limit, a batch may overtake a producer's first one that is
