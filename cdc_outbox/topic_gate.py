@@ -16,7 +16,7 @@ class TopicGate:
     """Of one producer. Asks each topic's limit once, without waiting; what it learns outlives it, in `limits`."""
 
     def __init__(self, producer: KafkaProducer, limits: dict[str, int], answered: Callable[[], None]) -> None:
-        """`limits`: max.message.bytes by topic. `answered` is called in another thread when it is worth asking"""
+        """`limits`: max.message.bytes by topic. `answered` is called, in another thread, once a question has an end."""
         self._producer = producer
         self._limits = limits
         self._answered = answered
