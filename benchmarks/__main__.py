@@ -2,8 +2,8 @@
 
 Rates count from the moment a process says that it streams to its exit; `whole` is the ratio with both starts. The
 yardstick, `pg_recvlogical` to /dev/null, takes turns with the relay, so that a noisy machine is noisy for both; so does
-the floor, which tells what the two libraries cost. Exit 1 if a run is void: rows missing, repeated,
-or out of order. A bar that is missed is only told.
+the floor, which tells what the two libraries cost. Exit 1 if a run is void: rows missing, repeated, or out of order. A
+bar that is missed is only told.
 """
 
 import argparse

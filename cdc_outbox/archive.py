@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 
 from cdc_outbox.errors import ConfigError, PreconditionError
 from cdc_outbox.objects import Column, Objects, columns
-from cdc_outbox.query import Queries
+from cdc_outbox.query import LONG_SECONDS, Queries
 from cdc_outbox.statements import identifier
 
 REPLAY_OF = "replay_of"
-LONG_SECONDS = 24 * 3600.0
 
 TRIM = """
 with trimmed as (

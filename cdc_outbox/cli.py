@@ -189,7 +189,7 @@ def drop_slot(yes: bool, **given: Any) -> None:
     help="HOST:PORT for /metrics, /healthz and /readyz, or `off`.",
 )
 @option("--stalled-after", type=Duration(), default="30s", help="How long pending work may stand still for /readyz.")
-def stream(record_format: str, **given: Any) -> None:
+def stream(**given: Any) -> None:
     """Relay committed rows to Kafka until stopped; stand by while another relay holds the slot."""
     from cdc_outbox import progress
     from cdc_outbox.metrics import Figures
@@ -198,7 +198,7 @@ def stream(record_format: str, **given: Any) -> None:
 
     given["purge_every"] = None if given["purge_every"] == "off" else given["purge_every"]
     given["metrics_address"] = None if given["metrics_address"] == "off" else given["metrics_address"]
-    settings = database_settings({**given, "cloudevents": record_format == "cloudevents"}, streaming=True)
+    settings = database_settings(given, streaming=True)
     figures = Figures(settings.slot)
     with Wakeup() as wakeup:
         relay = Relay(
@@ -317,13 +317,12 @@ def replay(
 @common
 @record
 @option("--limit", type=click.IntRange(1, MOST_PEEKED), default=10, help="At most so many rows.")
-def peek(record_format: str, limit: int, **given: Any) -> None:
+def peek(limit: int, **given: Any) -> None:
     """What the slot would bring next, as `stream` would produce it: a line of JSON a row. Nothing is taken or sent.
     While a relay streams there is nothing to see; stop it first."""
     from cdc_outbox.objects import require
     from cdc_outbox.peek import peek as rows
 
-    given["cloudevents"] = record_format == "cloudevents"
     settings = database_settings(given, producing=True)
     with queries_for(settings) as queries:
         objects = require(queries, settings.table, settings.slot, settings.publication)
@@ -461,11 +460,10 @@ def status(as_json: bool, watch: float | None, **given: Any) -> None:
 @common
 @producing
 @option("--json", "as_json", is_flag=True, help="Report as JSON.")
-def doctor(record_format: str, as_json: bool, **given: Any) -> None:
+def doctor(as_json: bool, **given: Any) -> None:
     """Check every precondition, and say what mends it; exit 3 if one fails. Kafka's too if a broker is named."""
     from cdc_outbox.doctor import examine, failed, findings_as_json
 
-    given["cloudevents"] = record_format == "cloudevents"
     settings = database_settings(given, streaming=bool(given["bootstrap_servers"]))
     found = []
     with Wakeup() as wakeup:
@@ -610,6 +608,8 @@ def recover(settings: Settings, wakeup: Wakeup) -> None:
 def database_settings(given: dict[str, Any], *, streaming: bool = False, producing: bool = False) -> Settings:
     """Also sets up logging, whose options every command has."""
     logs.set_up(given.pop("log_format"), given.pop("log_level"))
+    if "record_format" in given:
+        given["cloudevents"] = given.pop("record_format") == "cloudevents"
     shard = given["shard"]
     if shard is not None:
         given |= {name: shard.name(given[name]) for name in ("slot", "publication")}

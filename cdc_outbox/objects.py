@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from cdc_outbox.errors import GapError, PreconditionError
+from cdc_outbox.errors import GapError, PreconditionError, SlotInUse
 from cdc_outbox.lsn import parse_lsn
 from cdc_outbox.query import Queries
 from cdc_outbox.statements import qualified
@@ -204,6 +204,11 @@ def slot_holder(queries: Queries, name: str) -> str:
     """Who reads from the slot at this moment, for a person."""
     rows = queries.call(_HOLDER, [name], doing="asking who holds the slot")
     return str(rows[0][0]) if rows else "a process that is just leaving"
+
+
+def slot_in_use(queries: Queries, name: str, hint: str) -> SlotInUse:
+    """The error that names the holder."""
+    return SlotInUse(f"slot {name} is held by {slot_holder(queries, name)}", hint)
 
 
 def require_slot(queries: Queries, name: str) -> Slot:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from cdc_outbox.errors import SlotInUse
 from cdc_outbox.event import Layout, RecordFormat, UnsendableRow, iso_time
 from cdc_outbox.lsn import format_lsn
-from cdc_outbox.objects import Objects, bytea_types, require_slot, slot_holder
+from cdc_outbox.objects import Objects, bytea_types, require_slot, slot_in_use
 from cdc_outbox.pgoutput import (
     BEGIN,
     INSERT,
@@ -20,15 +20,14 @@ from cdc_outbox.pgoutput import (
     decode_relation,
     relation_oid,
 )
-from cdc_outbox.query import Queries
+from cdc_outbox.query import LONG_SECONDS, Queries
 from cdc_outbox.statements import identifier
 
-PEEK_SECONDS = 24 * 3600.0
-"""Other tables' WAL is read through until there is enough of ours."""
 MESSAGES_A_ROW = 4
 """Begin, Relation, Insert, Commit."""
 
-# Whole transactions are decoded, however long; no more of one than is wanted comes here.
+# Other tables' WAL is read through, and whole transactions are decoded, however long; no more rows than are wanted come
+# here.
 _PEEK = """
 select data from pg_logical_slot_peek_binary_changes($1, null, $2, 'proto_version', '1', 'publication_names', $3)
 limit $2"""
@@ -41,10 +40,9 @@ def peek(queries: Queries, objects: Objects, record_format: RecordFormat, limit:
     record_format = dataclasses.replace(record_format, bytea_oids=bytea_types(queries))
     parameters = [objects.slot, MESSAGES_A_ROW * limit, identifier(objects.publication)]
     try:
-        found = queries.call(_PEEK, parameters, doing="reading the slot", seconds=PEEK_SECONDS)
+        found = queries.call(_PEEK, parameters, doing="reading the slot", seconds=LONG_SECONDS)
     except SlotInUse:
-        holder = slot_holder(queries, objects.slot)
-        raise SlotInUse(f"slot {objects.slot} is held by {holder}", "a slot is read by one at a time") from None
+        raise slot_in_use(queries, objects.slot, "a slot is read by one at a time") from None
     begin = Begin(0, 0, 0)
     layouts: dict[int, Layout] = {}
     rows = 0

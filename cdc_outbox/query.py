@@ -26,6 +26,8 @@ from cdc_outbox.wakeup import READ, WRITE, Wakeup
 Row = tuple[str | None, ...]
 ANSWER_SECONDS = 30.0
 """A question this old means a dead or half-open connection."""
+LONG_SECONDS = 24 * 3600.0
+"""For a question about millions of rows: it takes as long as it takes."""
 TLS_READS = 4
 """Decrypted bytes can wait inside TLS where poll(2) does not see them. Once the socket is dry this many more reads
 empty it: a TLS record holds 16 kB, and libpq reads at least 8 kB a call."""

@@ -39,7 +39,7 @@ from cdc_outbox.objects import (
     resolve,
     table_to_be,
 )
-from cdc_outbox.query import Queries, Row
+from cdc_outbox.query import LONG_SECONDS, Queries, Row
 from cdc_outbox.row_filter import row_filter, same
 from cdc_outbox.statements import Fragment, identifier, literal, statements
 from cdc_outbox.teardown import drop_slot
@@ -48,8 +48,6 @@ from cdc_outbox.wakeup import Wakeup
 LONGEST_TABLE_NAME_BYTES = 63 - len("_dead_letter")
 COUNTING = ("bigint", "integer", "smallint")
 TELL_SECONDS = 2.0
-LONG_SECONDS = 24 * 3600.0
-"""A requeue of millions of rows takes as long as it takes."""
 
 _SERVER = """
 select current_setting('server_version_num'), current_setting('wal_level'), pg_is_in_recovery()::text"""

@@ -9,12 +9,11 @@ from cdc_outbox.config import Settings
 from cdc_outbox.conninfo import complete_conninfo
 from cdc_outbox.errors import SlotInUse
 from cdc_outbox.lsn import format_lsn
-from cdc_outbox.objects import find_slot, published, resolve, slot_holder
-from cdc_outbox.query import Queries
+from cdc_outbox.objects import find_slot, published, resolve, slot_holder, slot_in_use
+from cdc_outbox.query import LONG_SECONDS, Queries
 from cdc_outbox.wakeup import Wakeup
 
 COUNT_LIMIT = 1_000_000
-COUNT_SECONDS = 24 * 3600.0
 LEAVING_SECONDS = 5.0
 
 _RETAINED = """
@@ -58,7 +57,7 @@ def left_behind(settings: Settings, wakeup: Wakeup) -> LeftBehind:
         if objects is not None:
             ours = f"select from {objects.outbox} where {published(queries, objects)} limit {COUNT_LIMIT}"
             count = f"select count(*) from ({ours}) o"
-            rows = int(queries.call(count, doing="counting rows", seconds=COUNT_SECONDS)[0][0] or 0)
+            rows = int(queries.call(count, doing="counting rows", seconds=LONG_SECONDS)[0][0] or 0)
         return LeftBehind(
             settings.slot,
             exists=True,
@@ -104,6 +103,5 @@ def drop_slot(queries: Queries, wakeup: Wakeup, name: str) -> None:
             return
         except SlotInUse:
             if time.monotonic() > deadline:
-                holder = slot_holder(queries, name)
-                raise SlotInUse(f"slot {name} is held by {holder}", "stop that relay first") from None
+                raise slot_in_use(queries, name, "stop that relay first") from None
             wakeup.wait((), 0.2)
